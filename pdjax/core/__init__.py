@@ -1,0 +1,1 @@
+"""What is decided: plain Python over ids and counts. No jax, no clock, no randomness."""

@@ -1,0 +1,202 @@
+"""The two vocabularies that decisions and computation share, and their log.
+
+An Event says that something happened; an Action says what to do about it. Both are ids
+and counts. A run's log is the sequence of Records, one JSON object per line; every metric
+and every figure is computed from it, and replaying its events must give its actions.
+Times are integer nanoseconds since the run began.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from pdjax.core.request import Request
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Base of all events and actions; the JSON field `type` names the class."""
+
+
+# --- Events ------------------------------------------------------------------------------
+
+
+class Arrived(_Message):
+    """A request reached the front door."""
+
+    request: Request
+
+
+class AbortAsked(_Message):
+    """The client gave up on request `rid`."""
+
+    rid: int
+
+
+class Emitted(msgspec.Struct, frozen=True):
+    """Tokens of one request that a step produced. `stopped`: the last of them ends the text."""
+
+    rid: int
+    tokens: tuple[int, ...]
+    stopped: bool = False
+
+
+class StepDone(_Message):
+    """Step `step` of `instance` ended; its tokens are on the host. It ran from `began_ns` on."""
+
+    step: int
+    instance: str
+    began_ns: int
+    emitted: tuple[Emitted, ...] = ()
+
+
+class Landed(_Message):
+    """One piece of a request's KV is in the target's pages. `nbytes` crossed from `began_ns` on."""
+
+    rid: int
+    send: int
+    began_ns: int
+    nbytes: int
+
+
+# --- Actions -----------------------------------------------------------------------------
+
+
+class KVHandle(msgspec.Struct, frozen=True):
+    """Where a request's KV lies: pages (`pool`, offset, generation), oldest token first.
+
+    `layout` is the fingerprint of the pool's arrays; `capacity` is in tokens.
+    """
+
+    rid: int
+    pool: str
+    pages: tuple[int, ...]
+    generations: tuple[int, ...]
+    capacity: int
+    layout: str = ""
+
+
+class Hold(_Message):
+    """The request owns these pages from now on."""
+
+    handle: KVHandle
+
+
+class Release(_Message):
+    """The request's pages in `pool` are free again; whatever read them has finished."""
+
+    rid: int
+    pool: str
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """Prompt tokens [start, start + length) of a request; `last` samples its first token."""
+
+    rid: int
+    start: int
+    length: int
+    last: bool
+
+
+class Decode(msgspec.Struct, frozen=True):
+    """Up to `count` tokens for the request in `slot`, whose newest token sits at `position`."""
+
+    slot: int
+    rid: int
+    position: int
+    count: int = 1
+
+
+class Send(_Message):
+    """Copy tokens [start, start + length) of layer group `group` of `groups` between pools.
+
+    `source` and `target` are instances. `id` is unique in the run.
+    """
+
+    id: int
+    rid: int
+    source: str
+    target: str
+    start: int
+    length: int
+    group: int
+    groups: int
+
+
+class Step(_Message):
+    """One step of an instance: prefill chunks, decode slots, or both (a mixed batch).
+
+    `steps` decode iterations run in one dispatch. `sends` leave from inside the step: each as
+    soon as its layer group has been computed.
+    """
+
+    id: int
+    instance: str
+    chunks: tuple[Chunk, ...] = ()
+    decodes: tuple[Decode, ...] = ()
+    steps: int = 1
+    sends: tuple[Send, ...] = ()
+
+
+class Refuse(_Message):
+    """The request is turned away at submit; `why` is for its client."""
+
+    rid: int
+    why: str
+
+
+class Finish(_Message):
+    """The request ended with `tokens` tokens."""
+
+    rid: int
+    reason: FinishReason
+    tokens: int
+
+
+Event = Arrived | AbortAsked | StepDone | Landed
+Action = Hold | Release | Send | Step | Refuse | Finish
+
+
+# --- The log -----------------------------------------------------------------------------
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One line of a log: at `t_ns` this happened, or was decided."""
+
+    t_ns: int
+    body: Event | Action
+
+    @property
+    def is_event(self) -> bool:
+        return isinstance(self.body, Event)
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Record)
+
+
+def write_line(record: Record) -> bytes:
+    """One line of events.jsonl; prompts stay out of the log."""
+    body = record.body
+    if isinstance(body, Arrived) and body.request.prompt:
+        bare = msgspec.structs.replace(body.request, prompt=())
+        record = Record(record.t_ns, Arrived(bare))
+    return _encoder.encode(record) + b"\n"
+
+
+def write_jsonl(path: Path, records: Iterable[Record]) -> None:
+    with open(path, "wb") as file:
+        file.writelines(write_line(record) for record in records)
+
+
+def read_jsonl(path: Path) -> Iterator[Record]:
+    """Raises ValueError naming the line that is not a record (a cut log, another file)."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield _decoder.decode(line)
+            except msgspec.MsgspecError as error:
+                raise ValueError(f"{path}:{number}: not a record of a pdjax log: {error}") from None
