@@ -1,0 +1,1 @@
+"""Entry points: parse flags, call one function."""
