@@ -64,10 +64,11 @@ class Role:
         then instance i runs on the devices of that role's instance i.
     pool: the instance's KV memory, unless `pool_of` names a role beside it: then instance i uses
         that instance's pool and a hand-off between them copies nothing.
-    slots: requests decoded together. chunk: most prompt tokens of one request per step.
-    prefills: most requests per prefill step. mixed: one step carries decodes and a chunk.
-    steps: decode iterations per dispatch. lag: decode steps dispatched before the tokens of the
-        one before have been seen (0 or 1).
+    slots: requests decoded together. chunk: most prompt tokens per step.
+    prefills: most prompts in progress. mixed: one step carries decodes and a chunk; otherwise
+        prompts go first.
+    steps: decode iterations per dispatch. lag: steps dispatched before the tokens of the step
+        before them have been seen (0 or 1).
     """
 
     does: Literal["prefill", "decode", "both"] = "both"
@@ -209,8 +210,8 @@ class SLO:
 class Clock:
     """What tells the time: the wall, or an affine model of it (deterministic, real tokens).
 
-    A modelled step lasts step_s + prompt tokens * prefill_token_s + decode tokens * decode_token_s
-    + context tokens read * context_token_s; a transfer lasts link_latency_s + bytes / link_bytes_per_s.
+    A modelled step lasts step_s + prefill_token_s * prompt tokens + decode_token_s * decode tokens
+    + context_token_s * context tokens read; a transfer link_latency_s + bytes / link_bytes_per_s.
     """
 
     kind: Literal["wall", "modelled"] = "wall"
@@ -286,5 +287,6 @@ def _check_sharing(where: str, role: Role, placement: Placement) -> None:
         )
     _require(
         not role.pool_of or role.beside == role.pool_of,
-        f"{where}: `pool_of` is `{role.pool_of}` but `beside` is `{role.beside}`; one pool needs one mesh",
+        f"{where}: `pool_of` is `{role.pool_of}` but `beside` is `{role.beside}`; "
+        "one pool needs one mesh",
     )
