@@ -1,0 +1,38 @@
+"""Records -> every number we report, each with one definition. Seconds, bytes, tokens.
+
+A request's clock starts at its arrival time (when the client sent it, not when the loop saw it)
+and a token's time is that of the StepDone event which brought it to the host. Tokens that one
+step brings for one request arrive together: the gaps between them are 0. Tokens that come after
+a request's Finish, or beyond the count it states, never reached the client and are ignored.
+
+TTFT  first token minus arrival.
+ITL   every gap between a request's consecutive tokens.
+TPOT  (last token - first token) / (n - 1); undefined (NaN) for n = 1.
+E2E   last token minus arrival.
+
+TTFT and ITL are taken wherever a client saw the tokens; TPOT, E2E and stages only of completed
+requests. The five stages of a completed request add up to its E2E, because each begins where the
+one before ended:
+
+prefill_queue     until the first Step with a Chunk of it is dispatched
+prefill           until the StepDone of its last chunk
+transfer_exposed  until its last piece of KV landed, where that is later (what was not hidden)
+decode_queue      until the first Step with a Decode of it is dispatched
+decode            until its last token
+"""
+
+from pdjax.metrics.summary import attainment, queue_growth, summary
+from pdjax.metrics.tables import NS, STAGES, LogError, Run, analyse, pool_config, pool_of
+
+__all__ = [
+    "NS",
+    "STAGES",
+    "LogError",
+    "Run",
+    "analyse",
+    "attainment",
+    "pool_config",
+    "pool_of",
+    "queue_growth",
+    "summary",
+]
