@@ -10,7 +10,8 @@ PEERS ?=
 minor := $(shell $(PYTHON) -c 'import sys; print(sys.version_info.minor)')
 $(if $(filter 11 12 13,$(minor)),,$(error pdjax needs Python 3.11 to 3.13: set PYTHON=python3.12))
 constraints := constraints/$(if $(filter 11,$(minor)),py311,py312).txt
-extras := $(if $(PEERS),peers$(shell echo ,))test
+comma := ,
+extras := $(if $(PEERS),peers$(comma))test
 bin := $(VENV)/bin
 pip := $(bin)/python -m pip install -qq --disable-pip-version-check --constraint $(constraints)
 
