@@ -21,7 +21,7 @@ decode_queue      until the first Step with a Decode of it is dispatched
 decode            until its last token
 """
 
-from pdjax.metrics.summary import attainment, queue_growth, summary
+from pdjax.metrics.summary import attainment, devices, in_system, queue_growth, summary
 from pdjax.metrics.tables import NS, STAGES, LogError, Run, analyse, pool_config, pool_of
 
 __all__ = [
@@ -31,6 +31,8 @@ __all__ = [
     "Run",
     "analyse",
     "attainment",
+    "devices",
+    "in_system",
     "pool_config",
     "pool_of",
     "queue_growth",
