@@ -1,0 +1,90 @@
+"""A config that cannot be served is refused with the values that clash; every shipped one loads."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments.flags import load
+from pdjax.core.config import Config, ConfigError, Model, Placement, Pool, Role, Transfer
+
+P, D, BOTH = Role(does="prefill"), Role(does="decode"), Role(does="both")
+
+
+def beside(host: str, **changes) -> Role:
+    return Role(does="decode", beside=host, **changes)
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        {"server": BOTH},
+        {"a": BOTH, "b": BOTH},
+        {"prefill": P, "decode": D},
+        {"prefill": P, "decode": beside("prefill")},  # two pools on one mesh
+        {"prefill": P, "decode": beside("prefill", pool_of="prefill")},  # one pool
+        {"prefill": Role(does="prefill", instances=2, tp=4), "decode": D},
+    ],
+)
+def test_a_placement_that_can_serve_is_accepted(placement: Placement):
+    assert Config(placements={"it": placement}).placements["it"] == placement
+
+
+@pytest.mark.parametrize(
+    ("placement", "message"),
+    [
+        ({"d": D}, "placement `it` has no role that does `prefill` or `both`"),
+        ({"p": P}, "placement `it` has no role that does `decode` or `both`"),
+        ({}, "has no role"),
+        ({"p": P, "d": D, "b": BOTH}, "mixes roles that do `both`"),
+        ({"p": P, "d": beside("q")}, r"role `d`: `beside` names `q`; other roles are \['p'\]"),
+        ({"p": P, "d": beside("d")}, r"`beside` names `d`; other roles are \['p'\]"),
+        # a chain: e sits beside d, which sits beside p
+        ({"p": P, "d": beside("p"), "e": beside("d")}, "`d`, which itself is beside another role"),
+        ({"p": P, "d": beside("p", tp=2)}, r"\(tp, instances\) \(2, 1\), not \(1, 1\)"),
+        ({"p": P, "d": beside("p", instances=3)}, r"\(1, 3\), not \(1, 1\)"),
+        (
+            {"p": P, "d": Role(does="decode", pool_of="p")},
+            "`beside` is ``; one pool needs one mesh",
+        ),
+    ],
+)
+def test_a_placement_that_cannot_serve_is_refused(placement: Placement, message: str):
+    with pytest.raises(ConfigError, match=message):
+        Config(placements={"it": placement})
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Config(placements={}), "`placements` is empty"),
+        (lambda: Model(context=0), "`model.context` is 0"),
+        (lambda: Pool(tokens=8, page_size=16), "a pool of 8 tokens does not hold one page of 16"),
+        (lambda: Pool(page_size=0), "`pool.page_size` > 0"),
+        (lambda: Transfer(groups=0), "`transfer.groups` is 0"),
+        (lambda: Role(slots=0), "`slots` of a role is 0"),
+        (lambda: Role(instances=0), "`instances` of a role is 0"),
+        (lambda: Role(lag=2), "`lag` of a role is 2"),
+        (lambda: Role(does="decode", mixed=True), "`mixed` needs a role that does `both`"),
+        (lambda: Role(chunk=100), "`chunk` 100 is not a multiple of `pool.page_size` 16"),
+    ],
+)
+def test_a_value_out_of_range_is_named(build, message: str):
+    with pytest.raises(ConfigError, match=message):
+        build()
+
+
+CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("[!_]*.py"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_config_loads_under_its_own_name_and_fits_eight_devices(path: Path):
+    config = load(str(path))
+    assert config.name == path.stem
+    for placement in config.placements.values():
+        devices = sum(r.instances * r.tp for r in placement.values() if not r.beside)
+        assert devices <= 8
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_config_says_how_to_run_it(path: Path):
+    assert f"--config=configs/{path.name}" in path.read_text().split('"""')[1]
