@@ -1,0 +1,334 @@
+"""A run's folder and its pages; everything in them follows from the log and the config.
+
+A run: config.json (with the placement's name), environment.json, events.jsonl, requests.csv,
+summary.json, timeline.json (open it in ui.perfetto.dev), report.html, figures/*.svg.
+A comparison: config.json, environment.json, comparison.csv, comparison.html, figures/*.svg, and a
+run's folder per placement, by its name.
+"""
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jinja2
+import msgspec
+import pandas as pd
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from pdjax.core.config import Config
+from pdjax.core.events import Record, read_jsonl, write_jsonl
+from pdjax.metrics import STAGES, Run, analyse, summary
+from pdjax.report_figures import Drawn, draw_all, placement_colours, stage_means
+from pdjax.timeline import chrome_trace
+
+Runs = Mapping[str, Run]
+UNDEFINED = "n/a"
+SAME = 0.05
+"""Numbers whose ratio is within this of 1 are called about the same."""
+
+
+def write_run(
+    folder: Path,
+    config: Config,
+    placement_name: str,
+    environment: Mapping[str, object],
+    records: Sequence[Record],
+) -> Run:
+    """Writes a run's folder. A log that is there already (written while serving) is kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    run = analyse(records, config.placements[placement_name], config.slo)
+    if not (folder / "events.jsonl").exists():
+        write_jsonl(folder / "events.jsonl", records)
+    named = {"placement": placement_name, **msgspec.to_builtins(config)}
+    _write_json(folder / "config.json", named)
+    _write_json(folder / "environment.json", environment)
+    _write_json(folder / "summary.json", summary(run))
+    (folder / "timeline.json").write_bytes(msgspec.json.encode(chrome_trace(run)))
+    run.requests.to_csv(folder / "requests.csv")
+    title = f"{config.name}: {placement_name}"
+    _write_page(folder / "report.html", title, config, environment, {placement_name: run})
+    return run
+
+
+def write_comparison(
+    folder: Path, config: Config, environment: Mapping[str, object], runs: Runs
+) -> Path:
+    """Writes the comparison of several placements; returns the page to open."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "environment.json", environment)
+    numbers = pd.DataFrame({name: summary(run) for name, run in runs.items()}).T
+    numbers.to_csv(folder / "comparison.csv", index_label="placement")
+    return _write_page(folder / "comparison.html", config.name, config, environment, runs)
+
+
+def redraw(folder: Path) -> Path:
+    """Draws a run's or a comparison's page anew from events.jsonl and config.json alone.
+
+    Raises FileNotFoundError where the folder has no config.json or no log.
+    """
+    text = (folder / "config.json").read_bytes()
+    config = msgspec.json.decode(text, type=Config)
+    environment = {}
+    if (folder / "environment.json").exists():
+        environment = msgspec.json.decode((folder / "environment.json").read_bytes())
+    name = msgspec.json.decode(text).get("placement")
+    if name is not None:
+        records = list(read_jsonl(folder / "events.jsonl"))
+        write_run(folder, config, name, environment, records)
+        return folder / "report.html"
+    logs = {name: folder / name / "events.jsonl" for name in config.placements}
+    found = {name: list(read_jsonl(log)) for name, log in logs.items() if log.exists()}
+    if not found:
+        raise FileNotFoundError(f"no log to draw from: none of {sorted(map(str, logs.values()))}")
+    runs = {
+        name: write_run(folder / name, config, name, environment, records)
+        for name, records in found.items()
+    }
+    return write_comparison(folder, config, environment, runs)
+
+
+# --- numbers as text -----------------------------------------------------------------------
+
+
+class Cells(NamedTuple):
+    """A table to print: a caption, column headings, and rows that begin with their name."""
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+def comparison_cells(runs: Runs) -> Cells:
+    columns = (
+        "placement", "devices", "TTFT p50 ms", "TTFT p99 ms", "TPOT p50 ms", "TPOT p99 ms",
+        "ITL p99 ms", "output tok/s", "SLO met [95%]", "KV moved MB", "exposed ms/req",
+    )  # fmt: skip
+    rows = []
+    for name, run in runs.items():
+        s = summary(run)
+        latencies = ("ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s", "itl_p99_s")
+        low, high = s["slo_attainment_low95"], s["slo_attainment_high95"]
+        rows.append(
+            (
+                name,
+                str(s["devices"]),
+                *(_ms(s[key]) for key in latencies),
+                _number(s["output_tokens_per_s"]),
+                f"{s['slo_attainment']:.0%} [{low:.0%},{high:.0%}]",
+                _number(s["transfer_bytes"] / 1e6),
+                _ms(s["transfer_exposed_mean_s"]),
+            )
+        )
+    return Cells(_objectives(runs), columns, rows)
+
+
+def _objectives(runs: Runs) -> str:
+    run = next(iter(runs.values()))
+    counts = sorted({len(run.requests) for run in runs.values()})
+    return (
+        f"n = {', '.join(map(str, counts))} requests per placement; SLO: TTFT <= "
+        f"{run.slo.ttft_s:g} s and TPOT <= {run.slo.tpot_s * 1e3:g} ms together, 95% Wilson "
+        "interval; refused, aborted and unfinished requests missed it. MB are 10^6 bytes."
+    )
+
+
+def comparison_table(runs: Runs) -> str:
+    """The comparison for a terminal: one row per placement."""
+    caption, columns, rows = comparison_cells(runs)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column.replace(" ", "\n"), justify="right" if i else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    text = io.StringIO()
+    console = Console(file=text, width=120, markup=False)
+    console.print(table)
+    console.print(caption, width=100)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+
+def stage_cells(runs: Runs) -> Cells:
+    columns = ("placement", *(f"{stage.replace('_', ' ')} ms" for stage in STAGES), "E2E ms")
+    rows = []
+    for name, run in runs.items():
+        means = stage_means(run)
+        rows.append((name, *(_ms(seconds) for seconds in means), _ms(means.sum())))
+    return Cells("Mean over completed requests.", columns, rows)
+
+
+def instance_cells(runs: Runs) -> Cells:
+    columns = (
+        "instance", "steps", "busy", "mean decode batch", "prompt tokens", "output tokens",
+        "pool pages", "peak held", "mean held", "internal frag.", "external frag.",
+    )  # fmt: skip
+    keys = (
+        "steps", "utilisation", "decode_batch_mean", "prompt_tokens", "output_tokens",
+        "pool_pages", "pool_occupancy_peak", "pool_occupancy_mean",
+        "fragmentation_internal", "fragmentation_external",
+    )  # fmt: skip
+    shares = {"utilisation", *keys[6:]}
+    rows = []
+    for name, run in runs.items():
+        s = summary(run)
+        for instance in run.instances:
+            values = [(key, s.get(f"{instance}.{key}")) for key in keys]
+            texts = (_percent(v) if key in shares else _number(v) for key, v in values)
+            rows.append((f"{name} {instance}", *texts))
+    caption = (
+        "Busy: share of the makespan with a step running. Held: share of the pool's pages. "
+        "Internal fragmentation: token-time reserved but not written; external: 1 - longest free "
+        "run / free pages of a slab, mean over time."
+    )
+    return Cells(caption, columns, rows)
+
+
+def _number(value: float | None) -> str:
+    """Three significant digits, or all of a whole number."""
+    if value is None or not math.isfinite(value):
+        return UNDEFINED
+    if isinstance(value, int) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:#.3g}" if value else "0"
+
+
+def _ms(seconds: float | None) -> str:
+    return _number(None if seconds is None else seconds * 1e3)
+
+
+def _percent(share: float | None) -> str:
+    return UNDEFINED if share is None else f"{share:.0%}"
+
+
+# --- what changed, in words ----------------------------------------------------------------
+
+
+def findings(runs: Runs) -> list[str]:
+    """A sentence per placement on what it did, against the first collocated one."""
+    base = next((n for n, run in runs.items() if _collocated(run)), next(iter(runs)))
+    if len(runs) == 1:
+        return [_alone(base, summary(runs[base]))]
+    return [_against(base, runs[base], name, run) for name, run in runs.items() if name != base]
+
+
+def _collocated(run: Run) -> bool:
+    return all(role.does == "both" for role in run.placement.values())
+
+
+def _alone(name: str, s: Mapping) -> str:
+    return (
+        f"{name} served {s['completed']} of {s['requests']} requests on {_devices(s)}: "
+        f"median TTFT {_ms(s['ttft_p50_s'])} ms, p99 ITL {_ms(s['itl_p99_s'])} ms, "
+        f"{_number(s['output_tokens_per_s'])} output tokens/s; both SLOs met by "
+        f"{s['slo_attainment']:.0%} of requests."
+    )
+
+
+def _against(base: str, base_run: Run, name: str, run: Run) -> str:
+    old, new = summary(base_run), summary(run)
+    changes = "; ".join(
+        f"{label} {_change(old[key], new[key])}"
+        for label, key in (
+            ("median TTFT", "ttft_p50_s"),
+            ("median TPOT", "tpot_p50_s"),
+            ("p99 ITL", "itl_p99_s"),
+            ("output tokens/s", "output_tokens_per_s"),
+        )
+    )
+    overlap = min(old["slo_attainment_high95"], new["slo_attainment_high95"]) >= max(
+        old["slo_attainment_low95"], new["slo_attainment_low95"]
+    )
+    met = (
+        f"both SLOs met by {new['slo_attainment']:.0%} of requests against "
+        f"{old['slo_attainment']:.0%} (the 95% intervals {'overlap' if overlap else 'are apart'})"
+    )
+    moved = "no KV moved"
+    if new["transfer_bytes"]:
+        moved = (
+            f"{_number(new['transfer_bytes'] / 1e6)} MB of KV moved, of which prefill did not hide "
+            f"{_ms(new['transfer_exposed_mean_s'])} ms per request"
+        )
+    devices = f"on {_devices(new)} against {old['devices']}"
+    return f"{name} against {base}, {devices}: {changes}; {met}; {moved}."
+
+
+def _devices(s: Mapping) -> str:
+    return f"{s['devices']} device{'s' if s['devices'] > 1 else ''}"
+
+
+def _change(old: float | None, new: float | None) -> str:
+    if not old or not new:
+        return "undefined"
+    ratio = new / old
+    if abs(ratio - 1) <= SAME:
+        return f"about the same ({ratio:.2f}x)"
+    return f"{ratio:.1f}x higher" if ratio > 1 else f"{1 / ratio:.1f}x lower"
+
+
+def caveats(config: Config, runs: Runs) -> list[str]:
+    """What a reader has to know before believing the numbers."""
+    numbers = {name: summary(run) for name, run in runs.items()}
+    notes = []
+    if config.clock.kind == "modelled":
+        notes.append("Times come from a cost model of steps and links, not from a clock.")
+    if len({s["devices"] for s in numbers.values()}) > 1:
+        notes.append("The placements occupy different numbers of devices: compare per device too.")
+    for name, s in numbers.items():
+        lost = [f"{s[k]} {k}" for k in ("refused", "aborted", "unfinished") if s[k]]
+        if lost:
+            notes.append(f"{name}: {', '.join(lost)} of {s['requests']} requests.")
+        if s["queue_growing"]:
+            notes.append(
+                f"{name}: the queue was still growing when arrivals stopped "
+                f"({s['queue_growth_requests_per_s']:.2g} requests/s of "
+                f"{s['arrival_requests_per_s']:.2g}/s arriving); it does not sustain this rate."
+            )
+    fewest = min(s["requests"] for s in numbers.values())
+    if fewest < 100:
+        notes.append(f"With {fewest} requests a p99 over requests is nearly their maximum.")
+    return notes
+
+
+# --- pages ---------------------------------------------------------------------------------
+
+
+def _write_page(
+    path: Path, title: str, config: Config, environment: Mapping[str, object], runs: Runs
+) -> Path:
+    drawn = draw_all(runs)
+    _write_figures(path.parent / "figures", drawn)
+    templates = jinja2.Environment(
+        loader=jinja2.PackageLoader("pdjax"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    page = templates.get_template("report.html.j2").render(
+        title=title,
+        findings=findings(runs),
+        caveats=caveats(config, runs),
+        comparison=comparison_cells(runs),
+        stage_table=stage_cells(runs),
+        instances=instance_cells(runs),
+        figures=drawn,
+        colours=placement_colours(runs),
+        config=_pretty(config),
+        environment=_pretty(environment),
+    )
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def _write_figures(folder: Path, drawn: Sequence[Drawn]) -> None:
+    folder.mkdir(exist_ok=True)
+    for figure in drawn:
+        (folder / f"{figure.name}.svg").write_text(figure.svg, encoding="utf-8")
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(_pretty(value) + "\n", encoding="utf-8")
+
+
+def _pretty(value: object) -> str:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
