@@ -26,6 +26,7 @@ from pdjax.report_figures import Drawn, draw_all, placement_colours, stage_means
 from pdjax.timeline import chrome_trace
 
 Runs = Mapping[str, Run]
+Numbers = Mapping[str, Mapping]  # placement -> its summary
 UNDEFINED = "n/a"
 SAME = 0.05
 """Numbers whose ratio is within this of 1 are called about the same."""
@@ -61,8 +62,7 @@ def write_comparison(
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / "config.json", config)
     _write_json(folder / "environment.json", environment)
-    numbers = pd.DataFrame({name: summary(run) for name, run in runs.items()}).T
-    numbers.to_csv(folder / "comparison.csv", index_label="placement")
+    pd.DataFrame(_numbers(runs)).T.to_csv(folder / "comparison.csv", index_label="placement")
     return _write_page(folder / "comparison.html", config.name, config, environment, runs)
 
 
@@ -103,14 +103,14 @@ class Cells(NamedTuple):
     rows: list[tuple[str, ...]]
 
 
-def comparison_cells(runs: Runs) -> Cells:
+def comparison_cells(runs: Runs, numbers: Numbers) -> Cells:
     columns = (
         "placement", "devices", "TTFT p50 ms", "TTFT p99 ms", "TPOT p50 ms", "TPOT p99 ms",
-        "ITL p99 ms", "output tok/s", "SLO met [95%]", "KV moved MB", "exposed ms/req",
+        "ITL p99 ms", "output tok/s", "tok/s per device", "SLO met [95%]", "KV moved MB",
+        "exposed ms/req",
     )  # fmt: skip
     rows = []
-    for name, run in runs.items():
-        s = summary(run)
+    for name, s in numbers.items():
         latencies = ("ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s", "itl_p99_s")
         low, high = s["slo_attainment_low95"], s["slo_attainment_high95"]
         rows.append(
@@ -119,6 +119,7 @@ def comparison_cells(runs: Runs) -> Cells:
                 str(s["devices"]),
                 *(_ms(s[key]) for key in latencies),
                 _number(s["output_tokens_per_s"]),
+                _number((s["output_tokens_per_s"] or math.nan) / s["devices"]),
                 f"{s['slo_attainment']:.0%} [{low:.0%},{high:.0%}]",
                 _number(s["transfer_bytes"] / 1e6),
                 _ms(s["transfer_exposed_mean_s"]),
@@ -137,9 +138,13 @@ def _objectives(runs: Runs) -> str:
     )
 
 
+def _numbers(runs: Runs) -> Numbers:
+    return {name: summary(run) for name, run in runs.items()}
+
+
 def comparison_table(runs: Runs) -> str:
     """The comparison for a terminal: one row per placement."""
-    caption, columns, rows = comparison_cells(runs)
+    caption, columns, rows = comparison_cells(runs, _numbers(runs))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, column in enumerate(columns):
         table.add_column(column.replace(" ", "\n"), justify="right" if i else "left", no_wrap=True)
@@ -161,7 +166,7 @@ def stage_cells(runs: Runs) -> Cells:
     return Cells("Mean over completed requests.", columns, rows)
 
 
-def instance_cells(runs: Runs) -> Cells:
+def instance_cells(runs: Runs, numbers: Numbers) -> Cells:
     columns = (
         "instance", "steps", "busy", "mean decode batch", "prompt tokens", "output tokens",
         "pool pages", "peak held", "mean held", "internal frag.", "external frag.",
@@ -174,9 +179,8 @@ def instance_cells(runs: Runs) -> Cells:
     shares = {"utilisation", *keys[6:]}
     rows = []
     for name, run in runs.items():
-        s = summary(run)
         for instance in run.instances:
-            values = [(key, s.get(f"{instance}.{key}")) for key in keys]
+            values = [(key, numbers[name].get(f"{instance}.{key}")) for key in keys]
             texts = (_percent(v) if key in shares else _number(v) for key, v in values)
             rows.append((f"{name} {instance}", *texts))
     caption = (
@@ -207,12 +211,13 @@ def _percent(share: float | None) -> str:
 # --- what changed, in words ----------------------------------------------------------------
 
 
-def findings(runs: Runs) -> list[str]:
-    """A sentence per placement on what it did, against the first collocated one."""
+def findings(runs: Runs, numbers: Numbers) -> list[str]:
+    """A sentence per placement on what it did, against the first collocated one; separate first."""
     base = next((n for n, run in runs.items() if _collocated(run)), next(iter(runs)))
     if len(runs) == 1:
-        return [_alone(base, summary(runs[base]))]
-    return [_against(base, runs[base], name, run) for name, run in runs.items() if name != base]
+        return [_alone(base, numbers[base])]
+    others = sorted((name for name in runs if name != base), key=lambda n: _collocated(runs[n]))
+    return [_against(base, numbers[base], name, numbers[name]) for name in others]
 
 
 def _collocated(run: Run) -> bool:
@@ -228,8 +233,7 @@ def _alone(name: str, s: Mapping) -> str:
     )
 
 
-def _against(base: str, base_run: Run, name: str, run: Run) -> str:
-    old, new = summary(base_run), summary(run)
+def _against(base: str, old: Mapping, name: str, new: Mapping) -> str:
     changes = "; ".join(
         f"{label} {_change(old[key], new[key])}"
         for label, key in (
@@ -249,7 +253,7 @@ def _against(base: str, base_run: Run, name: str, run: Run) -> str:
     moved = "no KV moved"
     if new["transfer_bytes"]:
         moved = (
-            f"{_number(new['transfer_bytes'] / 1e6)} MB of KV moved, of which prefill did not hide "
+            f"{_number(new['transfer_bytes'] / 1e6)} MB of KV moved, which prefill hid but for "
             f"{_ms(new['transfer_exposed_mean_s'])} ms per request"
         )
     devices = f"on {_devices(new)} against {old['devices']}"
@@ -269,9 +273,22 @@ def _change(old: float | None, new: float | None) -> str:
     return f"{ratio:.1f}x higher" if ratio > 1 else f"{1 / ratio:.1f}x lower"
 
 
-def caveats(config: Config, runs: Runs) -> list[str]:
+def setting(config: Config) -> str:
+    """What was served, in one line."""
+    w = config.workload
+    lengths = w.trace.path or f"mean prompt {w.prompt.mean:g}, mean output {w.output.mean:g} tokens"
+    rates = {"closed": f" with {w.arrivals.concurrency} clients", "burst": "", "trace": ""}
+    rate = rates.get(w.arrivals.process, f" at {w.arrivals.rate:g}/s")
+    transfer = f"{config.transfer.schedule}, groups {config.transfer.groups}"
+    return (
+        f"{config.model.source} in {config.model.dtype}; {w.requests} requests, "
+        f"{w.arrivals.process}{rate}; {lengths}; seed {config.seed}; transfer {transfer}; "
+        f"{config.clock.kind} clock."
+    )
+
+
+def caveats(config: Config, numbers: Numbers) -> list[str]:
     """What a reader has to know before believing the numbers."""
-    numbers = {name: summary(run) for name, run in runs.items()}
     notes = []
     if config.clock.kind == "modelled":
         notes.append("Times come from a cost model of steps and links, not from a clock.")
@@ -299,18 +316,19 @@ def caveats(config: Config, runs: Runs) -> list[str]:
 def _write_page(
     path: Path, title: str, config: Config, environment: Mapping[str, object], runs: Runs
 ) -> Path:
-    drawn = draw_all(runs)
+    drawn, numbers = draw_all(runs), _numbers(runs)
     _write_figures(path.parent / "figures", drawn)
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("pdjax"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     page = templates.get_template("report.html.j2").render(
         title=title,
-        findings=findings(runs),
-        caveats=caveats(config, runs),
-        comparison=comparison_cells(runs),
+        setting=setting(config),
+        findings=findings(runs, numbers),
+        caveats=caveats(config, numbers),
+        comparison=comparison_cells(runs, numbers),
         stage_table=stage_cells(runs),
-        instances=instance_cells(runs),
+        instances=instance_cells(runs, numbers),
         figures=drawn,
         colours=placement_colours(runs),
         config=_pretty(config),

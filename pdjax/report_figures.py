@@ -109,25 +109,31 @@ OCCUPANCY_CAPTION = (
 
 
 def _latency_caption(runs: Runs) -> str:
-    counts = "; ".join(
-        f"{name}: {run.requests['ttft_s'].count()} TTFT, {run.requests['tpot_s'].count()} TPOT, "
+    counts = {
+        name: f"{run.requests['ttft_s'].count()} TTFT, {run.requests['tpot_s'].count()} TPOT, "
         f"{run.tokens['itl_s'].count()} ITL"
         for name, run in runs.items()
-    )
+    }
     return (
         "Share of requests (TTFT, TPOT) or of gaps (ITL) at or below a time; further left is "
         "faster, and a long way to 1 is a tail. Logarithmic milliseconds; dotted lines are the "
-        f"SLO; times under {FLOOR_MS} ms are drawn there. n = {counts}."
+        f"SLO; times under {FLOOR_MS} ms are drawn there. {_counted(counts)}"
     )
 
 
 def _gap_caption(runs: Runs) -> str:
-    counts = ", ".join(f"{run.tokens['itl_s'].count()} ({name})" for name, run in runs.items())
+    counts = {name: f"{run.tokens['itl_s'].count()} gaps" for name, run in runs.items()}
     return (
         "Each dot is a token: when it came, and how long its client had waited since the one "
         "before. Bands well above the bulk are decodes that waited for someone's prefill. The "
-        f"line is the TPOT objective. n = {counts}."
+        f"dotted line is the TPOT objective. {_counted(counts)}"
     )
+
+
+def _counted(counts: Mapping[str, str]) -> str:
+    if len(set(counts.values())) == 1:
+        return f"n = {next(iter(counts.values()))}{' in each placement' * (len(counts) > 1)}."
+    return "n = " + "; ".join(f"{count} ({name})" for name, count in counts.items()) + "."
 
 
 # --- figures -------------------------------------------------------------------------------
@@ -200,8 +206,8 @@ def zoom_window(runs: Runs) -> tuple[float, float]:
         return began, began + span
     worst = tokens.loc[tokens["itl_s"] == tokens["itl_s"].max()].iloc[0]
     width = min(max(1.6 * worst["itl_s"], span / 15), span)
-    centre = worst["t_s"] - worst["itl_s"] / 2
-    return centre - width / 2, centre + width / 2
+    began = max(worst["t_s"] - (worst["itl_s"] + width) / 2, 0.0)
+    return began, began + width
 
 
 def token_gaps(runs: Runs) -> Figure:
@@ -233,16 +239,17 @@ def load(runs: Runs) -> Figure:
 def occupancy(runs: Runs) -> Figure:
     figure, axes = _panels(runs, 2.6, sharey=True)
     for ax, run in zip(axes, runs.values(), strict=True):
-        for (pool, changes), style in zip(
-            run.pools.groupby("pool"), cycle(LINE_STYLES), strict=False
-        ):
-            percent = 100 * changes["pages"] / pool_config(str(pool), run.placement).pages
-            role = run.placement[str(pool).rpartition("/")[0]]
-            colour = WORK_COLOURS["mixed" if role.does == "both" else role.does]
-            ax.step(changes["t_s"], percent, where="post", color=colour, ls=style, label=pool)
-        ax.set(xlabel="time of the run (s)", ylim=(0, None))
+        for name, changes in run.pools.groupby("pool"):
+            role, _, index = str(name).rpartition("/")
+            percent = 100 * changes["pages"] / pool_config(str(name), run.placement).pages
+            does = run.placement[role].does
+            colour = WORK_COLOURS["mixed" if does == "both" else does]
+            style = LINE_STYLES[int(index) % len(LINE_STYLES)]
+            ax.step(changes["t_s"], percent, where="post", color=colour, ls=style, lw=1, label=name)
+        ax.set_xlabel("time of the run (s)")
         if len(run.pools):
             ax.legend(loc="upper right", fontsize=8)
+    axes[0].set_ylim(bottom=0)
     axes[0].set_ylabel("pages held (%)")
     return figure
 
@@ -295,8 +302,14 @@ def _timeline(runs: Runs, began_s: float, ended_s: float, merge: bool) -> Figure
             for kind, spans in visible.groupby("kind"):
                 merged = _merge(spans[["began_s", "ended_s"]].to_numpy(), gap_s)
                 widths = list(zip(merged[:, 0], merged[:, 1] - merged[:, 0], strict=True))
-                edge = {} if merge else {"edgecolor": "white", "linewidth": 0.4}
-                ax.broken_barh(widths, (y - 0.4, 0.8), facecolor=WORK_COLOURS[str(kind)], **edge)
+                lines = np.where((merged[:, 1] - merged[:, 0]) * 200 > ended_s - began_s, 0.5, 0)
+                ax.broken_barh(
+                    widths,
+                    (y - 0.4, 0.8),
+                    facecolor=WORK_COLOURS[str(kind)],
+                    edgecolor="white",
+                    linewidth=0 if merge else lines,  # white edges tell steps apart
+                )
             if not merge:
                 _label_prefills(ax, visible, y, began_s, ended_s)
         ax.set(yticks=range(len(rows[name])), yticklabels=list(rows[name]), xlim=(began_s, ended_s))
