@@ -6,17 +6,9 @@ starts: then tokens are real and times are deterministic.
 
 import heapq
 from collections.abc import Callable
-from typing import NamedTuple
 
 from pdjax.core.events import Action, Emitted, Event, Landed, Send, Step, StepDone
-
-
-class Cost(NamedTuple):
-    """How long actions last, in nanoseconds, and how many bytes a piece has."""
-
-    step_ns: Callable[[Step], int]
-    send_ns: Callable[[Send], int]
-    send_bytes: Callable[[Send], int]
+from pdjax.cost import Cost
 
 
 Compute = Callable[[Action], tuple[Emitted, ...]]
@@ -31,8 +23,9 @@ class VirtualBackend:
     between two instances. Simultaneous events keep the order in which they were caused.
     """
 
-    def __init__(self, cost: Cost, compute: Compute):
-        self._cost, self._compute = cost, compute
+    def __init__(self, cost: Cost, compute: Compute, note: Callable[[Event], None]):
+        """note: told of every event when it is submitted."""
+        self._cost, self._compute, self._note = cost, compute, note
         self._now = 0
         self._heap: list[tuple[int, int, Event]] = []
         self._sequence = 0
@@ -40,6 +33,10 @@ class VirtualBackend:
         self._link_free: dict[tuple[str, str], int] = {}
 
     def submit(self, event: Event, at_ns: int) -> None:
+        self._note(event)
+        self._push(event, at_ns)
+
+    def _push(self, event: Event, at_ns: int) -> None:
         heapq.heappush(self._heap, (max(at_ns, self._now), self._sequence, event))
         self._sequence += 1
 
@@ -62,11 +59,11 @@ class VirtualBackend:
         self._instance_free[step.instance] = begin + length
         for send in step.sends:
             self._start_send(send, begin + length * (send.group + 1) // send.groups)
-        self.submit(StepDone(step.id, step.instance, begin, emitted), begin + length)
+        self._push(StepDone(step.id, step.instance, begin, emitted), begin + length)
 
     def _start_send(self, send: Send, ready_ns: int) -> None:
         link = (send.source, send.target)
         begin = max(ready_ns, self._link_free.get(link, 0))
         end = begin + self._cost.send_ns(send)
         self._link_free[link] = end
-        self.submit(Landed(send.rid, send.id, begin, self._cost.send_bytes(send)), end)
+        self._push(Landed(send.rid, send.id, begin, self._cost.send_bytes(send)), end)

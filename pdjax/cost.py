@@ -1,0 +1,41 @@
+"""How long actions last, for clocks that are not the wall's."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pdjax.core.config import Clock
+from pdjax.core.events import Send, Step
+
+NANOSECONDS = 1e9
+
+
+class Cost(NamedTuple):
+    """Nanoseconds of a step and of a piece's way, and the bytes of a piece."""
+
+    step_ns: Callable[[Step], int]
+    send_ns: Callable[[Send], int]
+    send_bytes: Callable[[Send], int]
+
+
+def affine(clock: Clock, send_bytes: Callable[[Send], int]) -> Cost:
+    """Steps affine in prompt tokens, decode tokens and context tokens; links in bytes. The form is
+    DistServe's (OSDI 2024, section 4), without its term in the square of the prompt."""
+
+    def step_ns(step: Step) -> int:
+        prompt = sum(chunk.length for chunk in step.chunks)
+        output = sum(decode.count for decode in step.decodes)
+        context = sum(chunk.start for chunk in step.chunks)
+        context += sum(decode.position * decode.count for decode in step.decodes)
+        seconds = (
+            clock.step_s * (step.steps if step.decodes else 1)
+            + clock.prefill_token_s * prompt
+            + clock.decode_token_s * output
+            + clock.context_token_s * context
+        )
+        return round(seconds * NANOSECONDS)
+
+    def send_ns(send: Send) -> int:
+        seconds = clock.link_latency_s + send_bytes(send) / clock.link_bytes_per_s
+        return round(seconds * NANOSECONDS)
+
+    return Cost(step_ns, send_ns, send_bytes)

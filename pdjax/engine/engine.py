@@ -1,0 +1,164 @@
+"""Builds the instances of a placement and serves them, live or on a modelled clock."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+
+from pdjax.core.config import Clock, Config, Role
+from pdjax.core.events import Action, Arrived, Emitted, Event, Hold, Release, Send, Step
+from pdjax.core.scheduler import Scheduler
+from pdjax.cost import affine
+from pdjax.engine.instance import NOBODY, Instance, Piece, PoolArrays
+from pdjax.engine.live import LiveBackend
+from pdjax.engine.texts import Texts
+from pdjax.programs import kv as kv_pool
+from pdjax.programs.mesh import carve, check_tp, tree_sharding
+from pdjax.programs.model import logical_axes
+from pdjax.programs.prefill import group_bounds
+from pdjax.programs.transfer import check_compatible, move
+from pdjax.programs.weights import Checkpoint
+from pdjax.virtual import VirtualBackend
+
+
+class Engine:
+    """The instances of one placement of `config`, with weights and pools on their meshes.
+
+    decode: token ids -> text, for requests with stop strings. Raises ConfigError or ModelError
+    with one line when the placement does not fit the model or the devices.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        placement: str,
+        checkpoint: Checkpoint,
+        *,
+        decode: Callable[[Sequence[int]], str] | None = None,
+        devices: Sequence[jax.Device] | None = None,
+    ):
+        self.config, self.placement = config, config.placements[placement]
+        self.arch = checkpoint.arch
+        self.texts = Texts(decode)
+        for name, role in self.placement.items():
+            check_tp(self.arch, role.tp, f"placements.{placement}.{name}")
+        self._bounds = group_bounds(self.arch.L, config.transfer.groups)
+        self._meshes = carve(self.placement, devices)
+        self.pools: dict[str, PoolArrays] = {}
+        self.instances: dict[str, Instance] = {}
+        self._build(checkpoint)
+
+    def _build(self, checkpoint: Checkpoint) -> None:
+        dtype, axes = self.config.model.dtype, logical_axes(self.arch)
+        params = {
+            mesh: checkpoint.place(tree_sharding(mesh, axes), dtype)
+            for mesh in dict.fromkeys(self._meshes.values())
+        }
+        for name, mesh in self._meshes.items():
+            role_name, i = name.split("/")
+            role = self.placement[role_name]
+            owner = f"{role.pool_of or role_name}/{i}"
+            if owner not in self.pools:
+                layout = self._layout(self.placement[role.pool_of or role_name])
+                self.pools[owner] = PoolArrays(layout, mesh, self.config.model.context)
+            self.instances[name] = Instance(
+                name,
+                role,
+                self.arch,
+                mesh,
+                params[mesh],
+                self.pools[owner],
+                self._bounds,
+                self.texts,
+            )
+        for source in self._who("prefills_here"):
+            for target in self._who("decodes_here"):
+                layouts = source.pool.layout, target.pool.layout
+                check_compatible(*layouts, (source.name, target.name))
+
+    def _layout(self, role: Role) -> kv_pool.Layout:
+        arch, pool = self.arch, role.pool
+        return kv_pool.Layout(
+            arch.name,
+            arch.L,
+            arch.K,
+            arch.H,
+            self.config.model.dtype,
+            pool.page_size,
+            pool.pages,
+            role.tp,
+        )
+
+    def _who(self, does: str) -> list[Instance]:
+        return [i for i in self.instances.values() if getattr(i.role, does)]
+
+    # --- to serve ------------------------------------------------------------------------
+
+    def scheduler(self) -> Scheduler:
+        """A fresh scheduler for this engine's placement and pools."""
+        return Scheduler(
+            self.placement,
+            context=self.config.model.context,
+            transfer=self.config.transfer,
+            routing=self.config.routing,
+            layouts={name: pool.layout.fingerprint for name, pool in self.pools.items()},
+        )
+
+    def backend(self) -> "LiveBackend | VirtualBackend":
+        """The backend that the config's clock asks for."""
+        clock = self.config.clock
+        return self.live() if clock.kind == "wall" else self.modelled(clock)
+
+    def live(self) -> LiveBackend:
+        return LiveBackend(self)
+
+    def modelled(self, clock: Clock) -> VirtualBackend:
+        """Real tokens, times by an affine model: every action is computed when it starts."""
+        return VirtualBackend(affine(clock, self.send_bytes), self._compute, self.note)
+
+    def _compute(self, action: Action) -> tuple[Emitted, ...]:
+        self.note(action)
+        if isinstance(action, Step):
+            instance = self.instances[action.instance]
+            pieces: list[tuple[Send, Piece]] = []
+            step = instance.dispatch(action, lambda send, piece: pieces.append((send, piece)))
+            for send, piece in pieces:
+                self._deliver(send, piece)
+            return instance.collect(step)
+        if isinstance(action, Send):
+            self._deliver(action, self.instances[action.source].extract(action))
+        return ()
+
+    def _deliver(self, send: Send, piece: Piece) -> None:
+        target = self.instances[send.target]
+        target.insert(send, move(piece, target.mesh))
+
+    def note(self, message: Action | Event) -> None:
+        """The bookkeeping that has no arithmetic: who arrived, who holds which pages."""
+        if isinstance(message, Arrived):
+            self.texts.add(message.request)
+        elif isinstance(message, Hold):
+            self.pools[message.handle.pool].hold(message.handle)
+        elif isinstance(message, Release):
+            self.pools[message.pool].release(message.rid)
+
+    def send_bytes(self, send: Send) -> int:
+        """K and V of the tokens that a piece carries; padding of its shape does not count."""
+        begin, end = self._bounds[send.group]
+        layout = self.instances[send.source].pool.layout
+        return send.length * (end - begin) * layout.token_bytes
+
+    def warm_ups(self, chunk_lengths: Sequence[int]) -> Iterator[Callable[[], object]]:
+        """Calls that compile, each one program shape, what chunks of these lengths need."""
+        for instance in self.instances.values():
+            yield from instance.warm_ups(chunk_lengths)
+        for source in self._who("prefills_here"):
+            for target in self._who("decodes_here"):
+                if source.pool is not target.pool:
+                    for length in sorted(set(chunk_lengths)):
+                        yield lambda s=source, t=target, n=length: self._warm_send(s, t, n)
+
+    def _warm_send(self, source: Instance, target: Instance, length: int) -> None:
+        for group in range(len(self._bounds)):
+            send = Send(-1, NOBODY, source.name, target.name, 0, length, group, len(self._bounds))
+            piece = move(source.extract(send), target.mesh)
+            jax.block_until_ready(target.insert(send, piece))

@@ -1,0 +1,62 @@
+"""What the engine knows of each request: its prompt, its tokens so far, and when its text ends."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from pdjax.core.events import Emitted
+from pdjax.core.request import Request
+
+
+@dataclass
+class Text:
+    request: Request
+    tokens: list[int] = field(default_factory=list)
+    ended: bool = False
+
+
+class Texts:
+    """One Text per request that arrived. Only the side that holds a request now writes to it.
+
+    decode: token ids -> text, needed for stop strings only.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str] | None = None):
+        self._texts: dict[int, Text] = {}
+        self._decode = decode
+
+    def __getitem__(self, rid: int) -> Text:
+        return self._texts[rid]
+
+    def add(self, request: Request) -> None:
+        if len(request.prompt) != request.prompt_len:
+            raise ValueError(
+                f"request {request.id} says {request.prompt_len} prompt tokens and carries "
+                f"{len(request.prompt)}: the engine needs the tokens themselves"
+            )
+        if request.sampling.stop and self._decode is None:
+            raise ValueError(
+                f"request {request.id} has `stop` strings, but the engine has no tokenizer: "
+                "give Engine a `decode`, or use `stop_tokens`"
+            )
+        self._texts[request.id] = Text(request)
+
+    def extend(self, rid: int, tokens: Sequence[int]) -> Emitted:
+        """Takes sampled tokens up to the one that ends the text; those after it never were."""
+        text = self._texts[rid]
+        kept = []
+        for token in tokens:
+            if text.ended or len(text.tokens) == text.request.max_tokens:
+                break
+            kept.append(token)
+            text.tokens.append(token)
+            text.ended = self._ends(text)
+        return Emitted(rid, tuple(kept), text.ended)
+
+    def _ends(self, text: Text) -> bool:
+        sampling = text.request.sampling
+        if text.tokens[-1] in sampling.stop_tokens:
+            return True
+        if not sampling.stop or self._decode is None:
+            return False
+        words = self._decode(text.tokens)
+        return any(stop in words for stop in sampling.stop)
