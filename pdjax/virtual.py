@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pdjax.core.events import Action, Emitted, Event, Landed, Send, Step, StepDone
 from pdjax.cost import Cost
 
-
 Compute = Callable[[Action], tuple[Emitted, ...]]
 """Runs an action's arithmetic, if any, and returns the tokens it emits."""
 

@@ -14,7 +14,7 @@ from pdjax.engine.texts import Texts
 from pdjax.programs import kv as kv_pool
 from pdjax.programs.mesh import carve, check_tp, tree_sharding
 from pdjax.programs.model import logical_axes
-from pdjax.programs.prefill import group_bounds
+from pdjax.programs.prefill import chunk_buckets, group_bounds
 from pdjax.programs.transfer import check_compatible, move
 from pdjax.programs.weights import Checkpoint
 from pdjax.virtual import VirtualBackend
@@ -147,14 +147,17 @@ class Engine:
         layout = self.instances[send.source].pool.layout
         return send.length * (end - begin) * layout.token_bytes
 
-    def warm_ups(self, chunk_lengths: Sequence[int]) -> Iterator[Callable[[], object]]:
-        """Calls that compile, each one program shape, what chunks of these lengths need."""
+    def warm_ups(self, prompt_lens: Sequence[int]) -> Iterator[Callable[[], object]]:
+        """Calls that compile, each one program shape, all that prompts of these lengths need."""
         for instance in self.instances.values():
-            yield from instance.warm_ups(chunk_lengths)
+            yield from instance.warm_ups(prompt_lens)
+        whole = self.config.transfer.schedule == "after_prefill"
         for source in self._who("prefills_here"):
+            chunk = self.config.model.context if whole else source.role.chunk
+            lengths = chunk_buckets(prompt_lens, chunk, source.role.prefills)
             for target in self._who("decodes_here"):
                 if source.pool is not target.pool:
-                    for length in sorted(set(chunk_lengths)):
+                    for length in lengths:
                         yield lambda s=source, t=target, n=length: self._warm_send(s, t, n)
 
     def _warm_send(self, source: Instance, target: Instance, length: int) -> None:

@@ -20,6 +20,7 @@ from pdjax.programs.mesh import sharding
 from pdjax.programs.model import Params
 from pdjax.programs.prefill import (
     PrefillBatch,
+    chunk_buckets,
     prefill,
     prefill_programs,
     row_bucket,
@@ -221,14 +222,12 @@ class Instance:
 
     # --- warm-up -----------------------------------------------------------------------
 
-    def warm_ups(self, chunk_lengths: Sequence[int]) -> Iterator[Callable[[], object]]:
-        """One call per program shape that steps with such chunks can need; each compiles it and
+    def warm_ups(self, prompt_lens: Sequence[int]) -> Iterator[Callable[[], object]]:
+        """One call per program shape that steps of such prompts can need; each compiles it and
         runs it on rows of no tokens, which changes nothing."""
-        buckets = sorted({token_bucket(length) for length in chunk_lengths})
-        rows = sorted({row_bucket(n) for n in range(1, self.role.prefills + 1)})
-        for T in buckets if self.role.prefills_here else []:
-            for C in rows:
-                if C == 1 or C // 2 * (T // 2) < self.role.chunk:
+        if self.role.prefills_here:
+            for T in chunk_buckets(prompt_lens, self.role.chunk, self.role.prefills):
+                for C in sorted({row_bucket(n) for n in range(1, self.role.prefills + 1)}):
                     yield lambda C=C, T=T: self._warm_prefill(C, T)
         if self.role.decodes_here:
             for steps in range(1, self.role.steps + 1):

@@ -115,3 +115,14 @@ def token_bucket(tokens: int) -> int:
 
 def row_bucket(rows: int) -> int:
     return 1 << (rows - 1).bit_length()
+
+
+def chunk_buckets(prompt_lens: Sequence[int], chunk: int, prefills: int) -> list[int]:
+    """Every token bucket that a chunk of such prompts can need. Where prompts share a step's
+    budget of `chunk` tokens a chunk can have any length up to it."""
+    longest = min(max(prompt_lens, default=1), chunk)
+    if prefills > 1:
+        lengths = set(range(1, longest + 1))
+    else:
+        lengths = {min(n, chunk) for n in prompt_lens} | {n % chunk for n in prompt_lens} - {0}
+    return sorted({token_bucket(n) for n in lengths})

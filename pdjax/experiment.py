@@ -1,0 +1,224 @@
+"""Runs a config: one placement, all of them side by side, or a recorded run once more."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import msgspec
+from tqdm import tqdm
+
+import pdjax
+from pdjax.core.config import Config, ConfigError
+from pdjax.core.events import Finish, Hold, Record, Refuse, read_jsonl, write_line
+from pdjax.core.loop import first_difference
+from pdjax.core.loop import serve as serve_loop
+from pdjax.core.scheduler import Scheduler
+from pdjax.engine import Engine
+from pdjax.engine.live import LiveBackend
+from pdjax.metrics import Run
+from pdjax.programs.weights import Checkpoint, open_checkpoint
+from pdjax.report import comparison_table, write_comparison, write_run
+from pdjax.tokenizer import Tokenizer, load_tokenizer
+from pdjax.workload import Source, make_source
+
+_PACKAGES = ("jax", "jaxlib", "flax", "numpy")
+
+
+class Served(NamedTuple):
+    """A placement's run and what each request got, by request id."""
+
+    run: Run
+    tokens: dict[int, tuple[int, ...]]
+
+
+class Opened(NamedTuple):
+    """What all placements of a config share."""
+
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    source: Source
+
+
+def serve(config: Config, placement: str, workdir: Path) -> Run:
+    """Serves the config's requests under one placement; the run's folder is `workdir`."""
+    if placement not in config.placements:
+        raise ConfigError(
+            f"`--placement={placement}`: the config has {', '.join(config.placements)}"
+        )
+    served = _serve(config, placement, workdir, _open(config))
+    print(comparison_table({placement: served.run}))
+    print(f"{workdir / 'report.html'}")
+    return served.run
+
+
+def compare(config: Config, workdir: Path) -> dict[str, Run]:
+    """Serves the same requests under every placement and writes the comparison.
+
+    Interrupted (Ctrl-C), it still writes the comparison of the placements that are done. Raises
+    TokensDiffer when two placements in float32 gave a request different tokens.
+    """
+    opened = _open(config)
+    served: dict[str, Served] = {}
+    try:
+        for name in config.placements:
+            served[name] = _serve(config, name, workdir / name, opened)
+    except KeyboardInterrupt:
+        if not served:
+            raise
+        print(f"interrupted: comparing {', '.join(served)}")
+    runs = {name: one.run for name, one in served.items()}
+    agreement = _agreement(config, served)
+    page = write_comparison(workdir, config, environment(config) | {"tokens": agreement}, runs)
+    print(comparison_table(runs))
+    print(agreement)
+    print(page)
+    if config.model.dtype == "float32" and not agreement.startswith("all"):
+        raise TokensDiffer(agreement)
+    return runs
+
+
+def replay(workdir: Path) -> None:
+    """Feeds a run's events to a fresh scheduler. Raises ReplayDiffers at the first other action."""
+    try:
+        text = (workdir / "config.json").read_bytes()
+        placement = msgspec.json.decode(text).get("placement")
+    except OSError as error:
+        raise ConfigError(f"`{workdir}` is not a run's folder: {error}") from None
+    if placement is None:
+        raise ConfigError(f"`{workdir}` is a comparison: name the folder of one of its runs")
+    config = msgspec.json.decode(text, type=Config)
+    records = list(read_jsonl(workdir / "events.jsonl"))
+    difference = first_difference(records, _recorded_scheduler(config, placement, records))
+    if difference:
+        raise ReplayDiffers(f"{workdir}: {difference}")
+    actions = sum(not record.is_event for record in records)
+    print(f"{workdir}: {len(records) - actions} events give the same {actions} actions")
+
+
+class TokensDiffer(ValueError):
+    """Two placements gave a request different tokens."""
+
+
+class ReplayDiffers(ValueError):
+    """A log whose events give other actions than those it records."""
+
+
+def environment(config: Config) -> dict[str, object]:
+    """What a reader needs to run this again: versions, devices, seed, commit."""
+    devices = jax.devices()
+    return {
+        "pdjax": pdjax.__version__,
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in _PACKAGES},
+        "devices": f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "seed": config.seed,
+        "commit": _commit(),
+    }
+
+
+# --- one placement -----------------------------------------------------------------------
+
+
+def _open(config: Config) -> Opened:
+    checkpoint = open_checkpoint(config.model.source)
+    tokenizer = load_tokenizer(config.model.source)
+    source = make_source(
+        config.workload,
+        config.seed,
+        encode=tokenizer.encode,
+        vocab=checkpoint.arch.V,
+        context=config.model.context,
+        eos=tokenizer.eos,
+        chat=tokenizer.chat,
+    )
+    return Opened(checkpoint, tokenizer, source)
+
+
+def _serve(config: Config, placement: str, folder: Path, opened: Opened) -> Served:
+    engine = Engine(config, placement, opened.checkpoint, decode=opened.tokenizer.decode)
+    requests = opened.source.requests
+    warm_ups = list(engine.warm_ups([request.prompt_len for request in requests]))
+    for warm_up in tqdm(warm_ups, desc=f"{placement}: compiling", unit="program"):
+        warm_up()
+    folder.mkdir(parents=True, exist_ok=True)
+    backend = engine.backend()
+    try:
+        records = list(
+            _logged(
+                serve_loop(opened.source, backend, engine.scheduler()),
+                folder / "events.jsonl",
+                tqdm(total=len(requests), desc=f"{placement}: serving", unit="request"),
+            )
+        )
+    finally:
+        if isinstance(backend, LiveBackend):
+            backend.close()
+    tokens = {request.id: tuple(engine.texts[request.id].tokens) for request in requests}
+    _write_outputs(folder / "outputs.jsonl", tokens, opened.tokenizer)
+    run = write_run(folder, config, placement, environment(config), records)
+    return Served(run, tokens)
+
+
+def _logged(records: Iterator[Record], path: Path, progress: tqdm) -> Iterator[Record]:
+    """Writes records as they come, so that an interrupted run keeps what it has seen."""
+    with open(path, "wb") as log, progress:
+        for record in records:
+            log.write(write_line(record))
+            if isinstance(record.body, Finish | Refuse):
+                progress.update()
+            yield record
+
+
+def _write_outputs(path: Path, tokens: dict[int, tuple[int, ...]], tokenizer: Tokenizer) -> None:
+    with open(path, "wb") as file:
+        for rid, ids in tokens.items():
+            line = {"rid": rid, "tokens": ids, "text": tokenizer.decode(ids)}
+            file.write(msgspec.json.encode(line) + b"\n")
+
+
+def _agreement(config: Config, served: dict[str, Served]) -> str:
+    """One line: whether every request got the same tokens everywhere."""
+    first, *others = served
+    requests = served[first].tokens
+    for other in others:
+        differ = [rid for rid, ids in requests.items() if served[other].tokens[rid] != ids]
+        if differ:
+            return (
+                f"{len(differ)} of {len(requests)} requests got other tokens from `{other}` than "
+                f"from `{first}` in {config.model.dtype}; the first is request {differ[0]}"
+            )
+    count = sum(map(len, requests.values()))
+    return f"all {len(served)} placements gave the same {count} tokens to {len(requests)} requests"
+
+
+def _recorded_scheduler(config: Config, placement: str, records: Sequence[Record]) -> Scheduler:
+    """The scheduler of a recorded run; its pools' layouts are in the log."""
+    holds = [record.body.handle for record in records if isinstance(record.body, Hold)]
+    return Scheduler(
+        config.placements[placement],
+        context=config.model.context,
+        transfer=config.transfer,
+        routing=config.routing,
+        layouts={handle.pool: handle.layout for handle in holds},
+    )
+
+
+def _commit() -> str:
+    here = Path(__file__).parent
+    try:
+        said = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "not a git checkout"
+    return said.stdout.strip()
