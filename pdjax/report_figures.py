@@ -13,6 +13,7 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -143,16 +144,17 @@ def latencies(runs: Runs) -> Figure:
     figure = Figure(figsize=(WIDTH, 3.4))
     axes = figure.subplots(1, 3, sharey=True)
     slo = next(iter(runs.values())).slo
-    limits_ms = (slo.ttft_s * 1e3, slo.tpot_s * 1e3, None)
+    limits_ms = ([slo.ttft_s * 1e3], [slo.tpot_s * 1e3], [])
     for ax, name, limit_ms in zip(axes, ("ttft", "tpot", "itl"), limits_ms, strict=True):
-        for run, colour, style in _styled(runs):
-            values_ms = _latency_ms(run, name)
-            if len(values_ms):
-                ax.ecdf(values_ms, color=colour, linestyle=style, linewidth=1.6)
-        if limit_ms:
-            ax.axvline(limit_ms, color="#444444", linestyle=":", linewidth=1)
-        _log_axis(ax, "x")
+        values_ms = [_latency_ms(run, name) for run in runs.values()]
+        ax.set(xscale="log", xlim=_around(np.concatenate([*values_ms, limit_ms])))
+        for values, (_, colour, style) in zip(values_ms, _styled(runs), strict=True):
+            if len(values):
+                ax.ecdf(values, color=colour, linestyle=style, linewidth=1.6)
+        for limit in limit_ms:
+            ax.axvline(limit, color="#444444", linestyle=":", linewidth=1)
         ax.set(title=name.upper(), xlabel=f"{name.upper()} (ms)", ylim=(0, 1.01))
+        _log_ticks(ax.xaxis)
     axes[0].set_ylabel("share at or below")
     _placement_legend(figure, runs)
     return figure
@@ -212,14 +214,17 @@ def zoom_window(runs: Runs) -> tuple[float, float]:
 
 def token_gaps(runs: Runs) -> Figure:
     figure, axes = _panels(runs, 2.6, sharey=True)
-    for ax, (run, colour, _) in zip(axes, _styled(runs), strict=True):
-        gaps = run.tokens.dropna()
-        gaps_ms = np.maximum(gaps["itl_s"].to_numpy() * 1e3, FLOOR_MS)
-        many = len(gaps) > MANY
-        ax.plot(gaps["t_s"], gaps_ms, ".", color=colour, ms=3, alpha=0.5, mew=0, rasterized=many)
-        ax.axhline(run.slo.tpot_s * 1e3, color="#444444", linestyle=":", linewidth=1)
-        _log_axis(ax, "y")
+    gaps = [run.tokens.dropna() for run in runs.values()]
+    gaps_ms = [np.maximum(gap["itl_s"].to_numpy() * 1e3, FLOOR_MS) for gap in gaps]
+    limit_ms = next(iter(runs.values())).slo.tpot_s * 1e3
+    view = _around(np.concatenate([*gaps_ms, [limit_ms]]))
+    for ax, gap, ms, (_, colour, _) in zip(axes, gaps, gaps_ms, _styled(runs), strict=True):
+        ax.set(yscale="log", ylim=view)
+        many = len(ms) > MANY
+        ax.plot(gap["t_s"], ms, ".", color=colour, ms=3, alpha=0.5, mew=0, rasterized=many)
+        ax.axhline(limit_ms, color="#444444", linestyle=":", linewidth=1)
         ax.set_xlabel("time of the run (s)")
+        _log_ticks(ax.yaxis)
     axes[0].set_ylabel("ITL (ms)")
     return figure
 
@@ -231,7 +236,8 @@ def load(runs: Runs) -> Figure:
         counts = in_system(run)
         ax.step(counts.index, counts, where="post", color=colour, linestyle=style, linewidth=1.3)
         ax.axvline(run.requests["arrival_s"].max(), color="#444444", linestyle=":", linewidth=1)
-    ax.set(xlabel="time of the run (s)", ylabel="requests", ylim=(0, None))
+    ax.set(xlabel="time of the run (s)", ylabel="requests")
+    ax.set_ylim(bottom=0)
     _placement_legend(figure, runs)
     return figure
 
@@ -291,6 +297,7 @@ def _panels(runs: Runs, height: float, sharey: bool) -> tuple[Figure, np.ndarray
 
 
 def _timeline(runs: Runs, began_s: float, ended_s: float, merge: bool) -> Figure:
+    ended_s = max(ended_s, began_s + 1e-3)  # a log may end as it begins
     rows = {name: _rows(run) for name, run in runs.items()}
     heights = [len(r) for r in rows.values()]
     figure = Figure(figsize=(WIDTH, 0.9 + 0.34 * sum(heights) + 0.35 * len(runs)))
@@ -350,9 +357,13 @@ def _label_prefills(ax: Axes, bars: pd.DataFrame, y: int, began_s: float, ended_
             ax.text((left + right) / 2, y, text, ha="center", va="center", fontsize=7, clip_on=True)
 
 
-def _log_axis(ax: Axes, which: str) -> None:
-    axis = ax.xaxis if which == "x" else ax.yaxis
-    (ax.set_xscale if which == "x" else ax.set_yscale)("log")
+def _around(values: np.ndarray) -> tuple[float, float]:
+    """Limits of a logarithmic axis."""
+    return (values.min() / 1.3, values.max() * 1.3) if len(values) else (1.0, 10.0)
+
+
+def _log_ticks(axis: Axis) -> None:
+    """Plain numbers at 1, 10, ..., or at 1, 2, 5, 10, ... where few decades are in view."""
     low, high = axis.get_view_interval()
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 200 * low else (1,)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
