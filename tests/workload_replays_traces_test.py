@@ -95,7 +95,7 @@ def test_prompts_share_exactly_the_blocks_that_their_rows_share(tmp_path, scale,
     assert [len(r.prompt) for r in (a, b, c, d)] == [r.prompt_len for r in (a, b, c, d)]
     assert shared_tokens(a, b) == round(1000 * scale)  # cut at the end of the shorter
     assert shared_tokens(b, c) == round(1024 * scale)  # two whole blocks
-    # One whole block; the first byte of the numbered blocks is `[`, by chance the random one too.
+    # One whole block. Pieces of text begin with their number: [1] and [5] share the bracket.
     extra = len("[") if text == "stdlib" else 0
     assert shared_tokens(a, d) == shared_tokens(c, d) == round(512 * scale) + extra
 
