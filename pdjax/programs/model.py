@@ -48,26 +48,32 @@ def rotate(arch: Architecture, x_TNH: jax.Array, positions_T: jax.Array) -> jax.
 
 @dataclass(frozen=True)
 class _New:
-    """Declares arrays of one dtype. `dims` are (logical axis, size) pairs."""
+    """Declares arrays of one dtype; without a generator only their shapes, without memory.
 
-    rngs: nnx.Rngs
+    `dims` are (logical axis, size) pairs. Drawn by numpy in float32: the same weights on every
+    backend, and a bfloat16 model is the rounded float32 model.
+    """
+
+    generator: np.random.Generator | None
     dtype: DTypeLike
 
     def weight(self, fan_in: int, *dims: tuple[str, int]) -> nnx.Param:
-        return self._param(nnx.initializers.normal(fan_in**-0.5), dims)
+        scale = np.float32(fan_in**-0.5)
+        return self._param(lambda g, shape: scale * g.standard_normal(shape, np.float32), dims)
 
-    def ones(self, *dims: tuple[str, int]) -> nnx.Param:
-        return self._param(nnx.initializers.ones, dims)
-
-    def zeros(self, *dims: tuple[str, int]) -> nnx.Param:
-        return self._param(nnx.initializers.zeros, dims)
+    def constant(self, value: float, *dims: tuple[str, int]) -> nnx.Param:
+        return self._param(lambda _, shape: np.full(shape, value, np.float32), dims)
 
     def _param(
-        self, init: Callable[..., jax.Array], dims: tuple[tuple[str, int], ...]
+        self,
+        draw: Callable[[np.random.Generator, tuple[int, ...]], np.ndarray],
+        dims: tuple[tuple[str, int], ...],
     ) -> nnx.Param:
         axes, shape = zip(*dims, strict=True)
-        # Drawn in float32, so that a bfloat16 model is the rounded float32 model.
-        value = init(self.rngs.params(), shape, jnp.float32).astype(self.dtype)
+        if self.generator is None:
+            value = jax.ShapeDtypeStruct(shape, self.dtype)
+        else:
+            value = draw(self.generator, shape).astype(self.dtype)
         return nnx.Param(value, logical_axes=axes)
 
 
@@ -76,7 +82,7 @@ class Norm(nnx.Module):
 
     def __init__(self, new: _New, eps: float, axis: str, size: int):
         self.eps = eps
-        self.scale = new.ones((axis, size))
+        self.scale = new.constant(1, (axis, size))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         wide = x.astype(jnp.float32)
@@ -96,9 +102,9 @@ class Attention(nnx.Module):
         self.v_DKH = new.weight(D, ("embed", D), ("kv_heads", K), ("head_dim", H))
         self.o_NHD = new.weight(N * H, ("heads", N), ("head_dim", H), ("embed", D))
         if arch.qkv_bias:
-            self.q_bias_NH = new.zeros(("heads", N), ("head_dim", H))
-            self.k_bias_KH = new.zeros(("kv_heads", K), ("head_dim", H))
-            self.v_bias_KH = new.zeros(("kv_heads", K), ("head_dim", H))
+            self.q_bias_NH = new.constant(0, ("heads", N), ("head_dim", H))
+            self.k_bias_KH = new.constant(0, ("kv_heads", K), ("head_dim", H))
+            self.v_bias_KH = new.constant(0, ("kv_heads", K), ("head_dim", H))
         if arch.qk_norm:
             self.q_norm = Norm(new, arch.norm_eps, "head_dim", H)
             self.k_norm = Norm(new, arch.norm_eps, "head_dim", H)
@@ -181,7 +187,7 @@ def _map_modules(function: Callable[[nnx.Module], Any], modules: dict[str, Any])
 
 @functools.cache
 def _abstract_modules(arch: Architecture, dtype: DTypeLike) -> dict[str, Any]:
-    return nnx.eval_shape(lambda: _modules(arch, _New(nnx.Rngs(0), dtype)))
+    return _modules(arch, _New(None, dtype))
 
 
 @functools.cache
@@ -211,8 +217,8 @@ def logical_axes(arch: Architecture) -> Params:
 
 
 def init_params(arch: Architecture, seed: int = 0, dtype: DTypeLike = jnp.float32) -> Params:
-    """Random params on the default device: variance 1 / fan-in, norms one, biases zero."""
-    modules = _modules(arch, _New(nnx.Rngs(seed), dtype))
+    """Random params on the host (numpy): variance 1 / fan-in, norms one, biases zero."""
+    modules = _modules(arch, _New(np.random.default_rng(seed), dtype))
     return _map_modules(lambda m: nnx.to_pure_dict(nnx.state(m)), modules)
 
 

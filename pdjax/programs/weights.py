@@ -85,7 +85,7 @@ def open_checkpoint(source: str) -> Checkpoint:
     if found.kind == "orbax":
         return Checkpoint(source, arch, functools.partial(_restore_orbax, found.path))
     if found.kind == "random":
-        read_host = functools.partial(_random_host, arch)
+        read_host = functools.partial(init_params, arch)
     elif found.kind == "gguf":
         read_host = functools.partial(_gguf_host, arch, found.path)
     else:
@@ -97,10 +97,6 @@ def _place_host(read_host: Callable[[], Params], abstract: Params) -> Params:
     return jax.tree.map(
         lambda x, like: jax.device_put(x.astype(like.dtype), like.sharding), read_host(), abstract
     )
-
-
-def _random_host(arch: Architecture) -> Params:
-    return jax.device_get(init_params(arch))
 
 
 # --- Stored tensors -> params ------------------------------------------------------------
