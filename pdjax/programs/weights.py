@@ -102,6 +102,10 @@ def _place_host(read_host: Callable[[], Params], abstract: Params) -> Params:
 # --- Stored tensors -> params ------------------------------------------------------------
 
 
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
 def _stored_name(leaf: str, style: int) -> str:
     """`layers/3/mlp/up_DF` -> `model.layers.3.mlp.up_proj.weight` or `blk.3.ffn_up.weight`."""
     if leaf in _TOP_NAMES:
@@ -112,8 +116,7 @@ def _stored_name(leaf: str, style: int) -> str:
 
 def _assemble(arch: Architecture, read: Read, style: int) -> Params:
     def leaf(path: Any, like: jax.ShapeDtypeStruct, axes: tuple[str, ...]) -> np.ndarray:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        stored = _stored_name(name, style)
+        stored = _stored_name(_name(path), style)
         return _arrange(stored, read(stored), like.shape, axes)
 
     return jax.tree_util.tree_map_with_path(leaf, abstract_params(arch), logical_axes(arch))
@@ -217,9 +220,23 @@ def save_orbax(checkpoint: Checkpoint, folder: str | Path, dtype: DTypeLike = jn
 
 
 def _restore_orbax(folder: Path, abstract: Params) -> Params:
+    path = folder.resolve() / _PARAMS_FOLDER
     with ocp.StandardCheckpointer() as checkpointer:
         try:
-            return checkpointer.restore(folder.resolve() / _PARAMS_FOLDER, abstract)
-        except (ValueError, OSError, KeyError) as error:
-            first = str(error).splitlines()[0]
-            raise ModelError(f"`{folder}` does not hold this model's weights: {first}") from error
+            saved = checkpointer.metadata(path).item_metadata.tree
+        except (AttributeError, ValueError, OSError) as error:
+            raise ModelError(
+                f"`{path}` is not a whole orbax checkpoint; convert it anew"
+            ) from error
+        stored, needed = _shapes(saved), _shapes(abstract)
+        if stored != needed:
+            name = min(n for n in {*stored, *needed} if stored.get(n) != needed.get(n))
+            raise ModelError(
+                f"`{path}`: weights `{name}` have shape {stored.get(name)}; "
+                f"`{folder.name}/architecture.json` needs {needed.get(name)}"
+            )
+        return checkpointer.restore(path, abstract)
+
+
+def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
+    return {_name(path): tuple(x.shape) for path, x in jax.tree_util.tree_leaves_with_path(params)}
