@@ -207,7 +207,7 @@ def zoom_window(runs: Runs) -> tuple[float, float]:
         began = min(run.began_s for run in runs.values())
         return began, began + span
     worst = tokens.loc[tokens["itl_s"] == tokens["itl_s"].max()].iloc[0]
-    width = min(max(1.6 * worst["itl_s"], span / 15), span)
+    width = min(max(2 * worst["itl_s"], span / 50), span)
     began = max(worst["t_s"] - (worst["itl_s"] + width) / 2, 0.0)
     return began, began + width
 
