@@ -302,7 +302,7 @@ def caveats(config: Config, numbers: Numbers) -> list[str]:
             notes.append(
                 f"{name}: the queue was still growing when arrivals stopped "
                 f"({s['queue_growth_requests_per_s']:.2g} requests/s of "
-                f"{s['arrival_requests_per_s']:.2g}/s arriving); it likely does not sustain this rate."
+                f"{s['arrival_requests_per_s']:.2g}/s arriving); it hardly sustains this rate."
             )
     fewest = min(s["requests"] for s in numbers.values())
     if fewest < 100:
