@@ -135,7 +135,10 @@ def test_scored_tokens_join_as_in_sentencepiece(tmp_path):
     words = ["▁t", "he", "▁the", "th", "in", "▁in", "er", "ther", "▁th", "the", "ing", "▁ther"]
     letters = ["▁", *"abcdefghijklmnopqrstuvwxyz"]
     tokens = ["<unk>", *(f"<0x{b:02X}>" for b in range(256)), *letters, *words]
-    scores = [0.0] * 257 + [-1000.0] * len(letters) + [-float(i) for i in range(len(words))]
+    by_token = {word: -float(i) for i, word in enumerate(words)}
+    by_token |= {"ab": -2.5, "bc": -1.5, "cd": -3.5}  # abcd: a bc d by scores, ab cd by ids
+    tokens += ["ab", "bc", "cd"]
+    scores = [0.0] * 257 + [-1000.0] * len(letters) + list(by_token.values())
     kinds = gguf.TokenType
     source = write_gguf(
         tmp_path / "m.gguf",
@@ -145,8 +148,7 @@ def test_scored_tokens_join_as_in_sentencepiece(tmp_path):
         add_token_types=[kinds.UNKNOWN] + [kinds.BYTE] * 256 + [kinds.NORMAL] * (len(tokens) - 257),
     )
     tokenizer = load_tokenizer(source)
-    by_token = dict(zip(words, scores[-len(words) :], strict=True))
-    for text in ("the thing in there", "hither and thither", "singing in the inner ring"):
+    for text in ("the thing in there", "hither and thither", "singing in the inner ring abcd"):
         ids = tokenizer.encode(text)
         assert [tokens[i] for i in ids] == joined_by_score("▁" + text.replace(" ", "▁"), by_token)
         assert tokenizer.decode(ids) == text
