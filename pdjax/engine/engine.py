@@ -12,9 +12,10 @@ from pdjax.engine.instance import NOBODY, Instance, Piece, PoolArrays
 from pdjax.engine.live import LiveBackend
 from pdjax.engine.texts import Texts
 from pdjax.programs import kv as kv_pool
+from pdjax.programs.batch import chunk_buckets
 from pdjax.programs.mesh import carve, check_tp, tree_sharding
 from pdjax.programs.model import logical_axes
-from pdjax.programs.prefill import chunk_buckets, group_bounds
+from pdjax.programs.step import group_bounds
 from pdjax.programs.transfer import check_compatible, move
 from pdjax.programs.weights import Checkpoint
 from pdjax.virtual import VirtualBackend

@@ -1,5 +1,6 @@
 """One instance: its mesh, weights, pool and slots, and the steps it dispatches."""
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,18 +16,19 @@ from pdjax.core.events import Chunk, Emitted, KVHandle, Send, Step
 from pdjax.core.request import Request
 from pdjax.engine.texts import Texts
 from pdjax.programs import kv as kv_pool
-from pdjax.programs.decode import Slots, decode_programs
-from pdjax.programs.mesh import sharding
-from pdjax.programs.model import Params
-from pdjax.programs.prefill import (
-    PrefillBatch,
+from pdjax.programs.batch import (
+    Chunks,
+    Slots,
     chunk_buckets,
-    prefill,
-    prefill_programs,
+    no_chunks,
+    no_slots,
     row_bucket,
     token_bucket,
 )
+from pdjax.programs.mesh import sharding
+from pdjax.programs.model import Params
 from pdjax.programs.sampling import Sampling
+from pdjax.programs.step import Sampled, run_step, step_programs
 from pdjax.programs.transfer import transfer_programs
 
 Piece = list[jax.Array]
@@ -63,12 +65,11 @@ class PoolArrays:
 
 @dataclass
 class Dispatched:
-    """A step on its way: device arrays that will hold its tokens. `done` is ready with it."""
+    """A step on its way: device arrays that will hold its tokens."""
 
     step: Step
     firsts: list[tuple[Sequence[Chunk], jax.Array]]
     decoded_kB: jax.Array | None
-    done: jax.Array
 
 
 class Instance:
@@ -87,23 +88,31 @@ class Instance:
     ):
         self.name, self.role, self.mesh, self.pool = name, role, mesh, pool
         self._params, self._bounds, self._texts = params, bounds, texts
-        self._prefill = prefill_programs(arch, mesh)
-        self._decode = decode_programs(arch, mesh)
+        self._programs = step_programs(arch, mesh)
         self._transfer = transfer_programs(arch, mesh)
         B = role.slots if role.decodes_here else 0
         self._seated: list[int | None] = [None] * B
-        zeros = np.zeros(B, np.int32)
-        self._tokens_B = jax.device_put(zeros, sharding(mesh, (None,)))
+        self._tokens_B = jax.device_put(np.zeros(B, np.int32), sharding(mesh, (None,)))
 
     # --- steps -------------------------------------------------------------------------
 
     def dispatch(self, step: Step, leave: Callable[[Send, Piece], None]) -> Dispatched:
         """Starts a step; leave(send, piece) is called as soon as a piece is on its way."""
-        if step.chunks and step.decodes:
-            return self._dispatch_mixed(step)
-        if step.chunks:
-            return self._dispatch_prefill(step, leave)
-        return self._dispatch_decode(step)
+        slots = self._slots(step) if step.decodes or self.role.mixed else None
+        if step.steps > 1:
+            return Dispatched(step, [], self._decode_many(slots, step.steps))
+        if self.role.mixed or not step.chunks:
+            groups = [step.chunks]
+        else:
+            groups = list(_same_bucket(step.chunks))
+        firsts, tokens_B = [], None
+        for chunks in groups:
+            batch = self._chunks(chunks) if chunks else None
+            with self.pool.lock:
+                tokens_B, first_C = self._run(slots, batch, self._leaver(step, chunks, leave))
+            if chunks:
+                firsts.append((chunks, first_C))
+        return Dispatched(step, firsts, None if tokens_B is None else tokens_B[None])
 
     def collect(self, dispatched: Dispatched) -> tuple[Emitted, ...]:
         """Waits for a step and takes its tokens."""
@@ -117,67 +126,58 @@ class Instance:
             for d in dispatched.step.decodes:
                 tokens = tokens_kB[: d.count, d.slot].tolist()
                 emitted.append(self._texts.extend(d.rid, tokens))
-        jax.block_until_ready(dispatched.done)
         return tuple(emitted)
 
-    def _dispatch_prefill(self, step: Step, leave: Callable[[Send, Piece], None]) -> Dispatched:
-        firsts = []
-        for chunks in _same_bucket(step.chunks):
-            rids = {chunk.rid for chunk in chunks}
-            batch = self._batch(chunks, token_bucket(chunks[0].length))
+    def _run(
+        self, slots: Slots | None, chunks: Chunks | None, after_group: Callable[[int], None]
+    ) -> Sampled:
+        sampled = run_step(
+            self._programs,
+            self._params,
+            self.pool.kvs,
+            self._bounds,
+            None if slots is None else self._tokens_B,
+            slots,
+            chunks,
+            after_group,
+        )
+        if sampled.tokens_B is not None:
+            self._tokens_B = sampled.tokens_B
+        return sampled
 
-            def after_group(group: int, rids: set[int] = rids) -> None:
-                for send in step.sends:
-                    if send.group == group and send.rid in rids:
-                        leave(send, self._extract_locked(send))
-
-            with self.pool.lock:
-                first_C = prefill(
-                    self._prefill, self._params, self.pool.kvs, self._bounds, batch, after_group
-                )
-            firsts.append((chunks, first_C))
-        return Dispatched(step, firsts, None, firsts[-1][1])
-
-    def _dispatch_decode(self, step: Step) -> Dispatched:
-        slots = self._slots(step)
+    def _decode_many(self, slots: Slots, steps: int) -> jax.Array:
         with self.pool.lock:
-            tokens_kB, self._tokens_B, self.pool.kvs = self._decode.decode(
-                self._params, self.pool.kvs, self._tokens_B, slots, steps=step.steps
+            tokens_kB, self._tokens_B, self.pool.kvs = self._programs.decode_many(
+                self._params, self.pool.kvs, self._tokens_B, slots, steps=steps
             )
-        return Dispatched(step, [], tokens_kB, tokens_kB)
+        return tokens_kB
 
-    def _dispatch_mixed(self, step: Step) -> Dispatched:
-        slots = self._slots(step)
-        bucket = token_bucket(max(chunk.length for chunk in step.chunks))
-        batch = self._batch(step.chunks, bucket)
-        with self.pool.lock:
-            tokens_1B, self._tokens_B, first_C, self.pool.kvs = self._decode.mixed(
-                self._params, self.pool.kvs, self._tokens_B, slots, batch
-            )
-        return Dispatched(step, [(step.chunks, first_C)], tokens_1B, tokens_1B)
+    def _leaver(
+        self, step: Step, chunks: Sequence[Chunk], leave: Callable[[Send, Piece], None]
+    ) -> Callable[[int], None]:
+        """What a group's end sets off: the pieces of these chunks that leave with it."""
+        rids = {chunk.rid for chunk in chunks}
 
-    def _batch(self, chunks: Sequence[Chunk], T: int) -> PrefillBatch:
-        C = row_bucket(len(chunks))
-        batch = self._empty_batch(C, T)
+        def after_group(group: int) -> None:
+            for send in step.sends:
+                if send.group == group and send.rid in rids:
+                    leave(send, self._extract(send))
+
+        return after_group
+
+    def _chunks(self, chunks: Sequence[Chunk]) -> Chunks:
+        T = token_bucket(max(chunk.length for chunk in chunks))
+        batch = no_chunks(row_bucket(len(chunks)), T, self.pool.empty_table)
         for row, chunk in enumerate(chunks):
-            request = self._texts[chunk.rid].request
-            batch.tokens_BT[row, : chunk.length] = request.prompt[
-                chunk.start : chunk.start + chunk.length
-            ]
-            batch.table_Bn[row] = self.pool.table(chunk.rid)
-            batch.start_B[row], batch.length_B[row] = chunk.start, chunk.length
+            request, end = self._texts[chunk.rid].request, chunk.start + chunk.length
+            batch.tokens_CT[row, : chunk.length] = request.prompt[chunk.start : end]
+            batch.table_Cn[row] = self.pool.table(chunk.rid)
+            batch.start_C[row], batch.length_C[row] = chunk.start, chunk.length
             _set_sampling(batch.sampling, row, request)
         return batch
 
-    def _empty_batch(self, C: int, T: int) -> PrefillBatch:
-        table_Cn = np.tile(self.pool.empty_table, (C, 1))
-        zeros_C = np.zeros(C, np.int32)
-        return PrefillBatch(
-            np.zeros((C, T), np.int32), table_Cn, zeros_C, zeros_C.copy(), _no_sampling(C)
-        )
-
     def _slots(self, step: Step) -> Slots:
-        slots = self._empty_slots()
+        slots = no_slots(len(self._seated), self.pool.empty_table)
         for d in step.decodes:
             slots.table_Bn[d.slot] = self.pool.table(d.rid)
             slots.position_B[d.slot], slots.count_B[d.slot] = d.position, d.count
@@ -188,17 +188,11 @@ class Instance:
                 slots.fresh_B[d.slot], slots.is_fresh_B[d.slot] = text.tokens[-1], True
         return slots
 
-    def _empty_slots(self) -> Slots:
-        B = len(self._seated)
-        table_Bn = np.tile(self.pool.empty_table, (B, 1))
-        zeros_B = [np.zeros(B, np.int32) for _ in range(3)]
-        return Slots(table_Bn, *zeros_B, np.zeros(B, bool), _no_sampling(B))
-
     # --- pieces ------------------------------------------------------------------------
 
     def extract(self, send: Send) -> Piece:
         with self.pool.lock:
-            return self._extract_locked(send)
+            return self._extract(send)
 
     def insert(self, send: Send, piece: Piece) -> jax.Array:
         """Puts a piece that is on this mesh into its pages; the result is ready when it is in."""
@@ -211,7 +205,7 @@ class Instance:
             )
         return landed
 
-    def _extract_locked(self, send: Send) -> Piece:
+    def _extract(self, send: Send) -> Piece:
         begin, end = self._bounds[send.group]
         return self._transfer.extract(
             self.pool.kvs[begin:end],
@@ -225,32 +219,21 @@ class Instance:
     def warm_ups(self, prompt_lens: Sequence[int]) -> Iterator[Callable[[], object]]:
         """One call per program shape that steps of such prompts can need; each compiles it and
         runs it on rows of no tokens, which changes nothing."""
-        if self.role.prefills_here:
-            for T in chunk_buckets(prompt_lens, self.role.chunk, self.role.prefills):
-                for C in sorted({row_bucket(n) for n in range(1, self.role.prefills + 1)}):
-                    yield lambda C=C, T=T: self._warm_prefill(C, T)
-        if self.role.decodes_here:
-            for steps in range(1, self.role.steps + 1):
-                yield lambda steps=steps: self._warm_decode(steps)
+        role, empty = self.role, self.pool.empty_table
+        slots = no_slots(len(self._seated), empty) if role.decodes_here else None
+        if role.prefills_here:
+            for T in chunk_buckets(prompt_lens, role.chunk, role.prefills):
+                for C in sorted({row_bucket(n) for n in range(1, role.prefills + 1)}):
+                    chunks = no_chunks(C, T, empty)
+                    yield functools.partial(self._warm, slots if role.mixed else None, chunks)
+        if slots is not None:
+            yield functools.partial(self._warm, slots, None)
+            for steps in range(2, role.steps + 1):
+                yield functools.partial(self._decode_many, slots, steps)
 
-    def _warm_prefill(self, C: int, T: int) -> None:
-        batch = self._empty_batch(C, T)
+    def _warm(self, slots: Slots | None, chunks: Chunks | None) -> None:
         with self.pool.lock:
-            done = prefill(
-                self._prefill, self._params, self.pool.kvs, self._bounds, batch, lambda g: None
-            )
-            if self.role.mixed:
-                done, self._tokens_B, _, self.pool.kvs = self._decode.mixed(
-                    self._params, self.pool.kvs, self._tokens_B, self._empty_slots(), batch
-                )
-        jax.block_until_ready(done)
-
-    def _warm_decode(self, steps: int) -> None:
-        with self.pool.lock:
-            done, self._tokens_B, self.pool.kvs = self._decode.decode(
-                self._params, self.pool.kvs, self._tokens_B, self._empty_slots(), steps=steps
-            )
-        jax.block_until_ready(done)
+            jax.block_until_ready(self._run(slots, chunks, lambda group: None))
 
 
 def _same_bucket(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
@@ -261,16 +244,6 @@ def _same_bucket(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
 
     for _, group in groupby(sorted(chunks, key=bucket), key=bucket):
         yield list(group)
-
-
-def _no_sampling(B: int) -> Sampling:
-    return Sampling(
-        np.zeros(B, np.float32),
-        np.ones(B, np.float32),
-        np.zeros(B, np.int32),
-        np.zeros(B, np.uint32),
-        np.zeros(B, np.int32),
-    )
 
 
 def _set_sampling(how: Sampling, row: int, request: Request) -> None:
