@@ -135,7 +135,7 @@ def _open(config: Config) -> Opened:
         vocab=checkpoint.arch.V,
         context=config.model.context,
         eos=tokenizer.eos,
-        chat=tokenizer.chat,
+        chat=lambda text: tokenizer.chat([{"role": "user", "content": text}]),
     )
     return Opened(checkpoint, tokenizer, source)
 

@@ -146,15 +146,14 @@ class Scheduler:
     def _hold_source(self, t: Tracked) -> bool:
         """Memory where the prompt is computed, and a slot where the same instance decodes."""
         instance = t.prefill
-        seat = self._seats.get(instance.name)
-        shared = seat is not None and t.request.max_tokens > 1
-        if shared and seat is instance and not instance.free_slots:
+        seat = self._seats.get(instance.name) if t.request.max_tokens > 1 else None
+        if seat is instance and not instance.free_slots:
             return False
         t.source = instance.pool.hold(t.request.id, self._source_tokens(instance, t.request))
         if t.source is None:
             return False
         self._actions.append(Hold(t.source))
-        if shared:
+        if seat is not None:
             t.target = t.source
             self._assign(t, seat)
             if seat is instance:
@@ -164,8 +163,10 @@ class Scheduler:
     def _plan_decode(self, instance: Instance, steps: int) -> tuple[Decode, ...]:
         decodes = []
         for slot, rid in enumerate(instance.slots):
-            t = self.requests.get(rid) if rid is not None else None
-            if t is None or t.ended or not t.arrived_at_target:
+            if rid is None:
+                continue
+            t = self.requests[rid]
+            if t.ended or not t.arrived_at_target:
                 continue
             count = min(steps, t.request.max_tokens - t.asked)
             if count:
@@ -253,6 +254,7 @@ class Scheduler:
             del self._homeless[rid]
             self._assign(t, fits[choice])
             t.target = fits[choice].pool.hold(rid, t.request.cache_len)
+            assert t.target is not None, "can_hold said that there is room"
             self._actions.append(Hold(t.target))
             self._send_unsent(t)
 
@@ -270,9 +272,9 @@ class Scheduler:
 
     def _hand_over(self, t: Tracked) -> None:
         """Once all KV is in the target pool the source is free and decoding may begin."""
-        if t.ended or not t.arrived_at_target:
+        if t.ended or t.decode is None or not t.arrived_at_target:
             return
-        if t.source is not t.target:
+        if t.source is not None and t.source is not t.target:
             self._release(t.source)
         t.source = None
         self._wake(t.decode)
@@ -336,7 +338,8 @@ class Scheduler:
         self._actions.append(Finish(rid, reason, t.generated))
         self._homeless.pop(rid, None)
         t.unsent.clear()
-        for waiting in (t.prefill.queue, t.prefill.prompts, t.decode.ready if t.decode else ()):
+        waits = [t.prefill.queue, t.prefill.prompts, *([t.decode.ready] if t.decode else [])]
+        for waiting in waits:
             if rid in waiting:
                 waiting.remove(rid)
         self._settle(t)

@@ -98,9 +98,9 @@ class Instance:
 
     def dispatch(self, step: Step, leave: Callable[[Send, Piece], None]) -> Dispatched:
         """Starts a step; leave(send, piece) is called as soon as a piece is on its way."""
-        slots = self._slots(step) if step.decodes or self.role.mixed else None
         if step.steps > 1:
-            return Dispatched(step, [], self._decode_many(slots, step.steps))
+            return Dispatched(step, [], self._decode_many(self._slots(step), step.steps))
+        slots = self._slots(step) if step.decodes or self.role.mixed else None
         if self.role.mixed or not step.chunks:
             groups = [step.chunks]
         else:

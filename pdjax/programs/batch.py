@@ -1,24 +1,22 @@
 """What a step is given: chunks of prompts, slots that decode. Host arrays, made anew per step."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from pdjax.programs.sampling import Sampling
+from pdjax.programs.sampling import Given, Sampling
 
 SMALLEST_BUCKET = 16
 
-Host = Any  # numpy where the batch is made, a traced array inside the programs
-
 
 class Chunks(NamedTuple):
-    """Chunks of C prompts, padded to T tokens: row c has length_C[c] of them, from start_C[c] on."""
+    """Chunks of C prompts, padded to T tokens: row c has length_C[c], from start_C[c] on."""
 
-    tokens_CT: Host
-    table_Cn: Host
-    start_C: Host
-    length_C: Host
+    tokens_CT: Given
+    table_Cn: Given
+    start_C: Given
+    length_C: Given
     sampling: Sampling
 
 
@@ -27,11 +25,11 @@ class Slots(NamedTuple):
     just joined), else what the step before sampled, which need not be on the host yet. count_B is
     how many tokens the slot wants, 0 for an empty slot."""
 
-    table_Bn: Host
-    position_B: Host
-    count_B: Host
-    fresh_B: Host
-    is_fresh_B: Host
+    table_Bn: Given
+    position_B: Given
+    count_B: Given
+    fresh_B: Given
+    is_fresh_B: Given
     sampling: Sampling
 
 

@@ -1,20 +1,22 @@
 """From logits to a token. The random key is a function of (seed, request, position) alone, so
 which side of a hand-off samples, and in which batch, changes nothing."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+Given = Any  # numpy where a step is made, a traced array inside its programs
 
 
 class Sampling(NamedTuple):
     """Per-row choices. temperature 0 is greedy; top_k 0 and top_p 1 are off."""
 
-    temperature_B: jax.Array  # float32
-    top_p_B: jax.Array  # float32
-    top_k_B: jax.Array  # int32
-    seed_B: jax.Array  # uint32
-    rid_B: jax.Array  # int32
+    temperature_B: Given  # float32
+    top_p_B: Given  # float32
+    top_k_B: Given  # int32
+    seed_B: Given  # uint32
+    rid_B: Given  # int32
 
 
 def sample(logits_BV: jax.Array, how: Sampling, position_B: jax.Array) -> jax.Array:
