@@ -59,7 +59,7 @@ def first_difference(records: Iterable[Record], scheduler: Scheduler) -> str:
     comes out as recorded, else one line with the first that does not."""
     replayed: list[Action] = []
     for number, record in enumerate(records, 1):
-        if record.is_event:
+        if isinstance(record.body, Event):
             if replayed:
                 return f"record {number}: the log goes on, the scheduler also wants {replayed[0]}"
             replayed = scheduler.on_event(record.body)
