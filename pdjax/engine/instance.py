@@ -109,7 +109,8 @@ class Instance:
         for chunks in groups:
             batch = self._chunks(chunks) if chunks else None
             with self.pool.lock:
-                tokens_B, first_C = self._run(slots, batch, self._leaver(step, chunks, leave))
+                after_group = self._leaver(step, chunks, leave)
+                tokens_B, first_C = self._run(slots, batch, after_group)
             if chunks:
                 firsts.append((chunks, first_C))
         return Dispatched(step, firsts, None if tokens_B is None else tokens_B[None])
@@ -127,6 +128,11 @@ class Instance:
                 tokens = tokens_kB[: d.count, d.slot].tolist()
                 emitted.append(self._texts.extend(d.rid, tokens))
         return tuple(emitted)
+
+    def run(self, slots: Slots | None, chunks: Chunks | None) -> Sampled:
+        """Dispatches a step of this batch, whoever made it."""
+        with self.pool.lock:
+            return self._run(slots, chunks, lambda group: None)
 
     def _run(
         self, slots: Slots | None, chunks: Chunks | None, after_group: Callable[[int], None]
@@ -232,8 +238,7 @@ class Instance:
                 yield functools.partial(self._decode_many, slots, steps)
 
     def _warm(self, slots: Slots | None, chunks: Chunks | None) -> None:
-        with self.pool.lock:
-            jax.block_until_ready(self._run(slots, chunks, lambda group: None))
+        jax.block_until_ready(self.run(slots, chunks))
 
 
 def _same_bucket(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:

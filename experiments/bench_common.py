@@ -1,0 +1,54 @@
+"""What every benchmark shares: rows with goals, and the file they go to."""
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+
+class Row(NamedTuple):
+    """One measured number. goal: `<= x`, `>= x`, or nothing where there is none to meet."""
+
+    what: str
+    value: float
+    unit: str
+    goal: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        if not self.goal:
+            return None
+        sign, bound = self.goal.split()
+        return self.value <= float(bound) if sign == "<=" else self.value >= float(bound)
+
+
+def report(rows: Iterable[Row], path: str | None, setting: dict[str, object]) -> bool:
+    """Prints the rows; with a path also writes them as JSON. True when every goal is met."""
+    rows = list(rows)
+    table = Table("what", "value", "unit", "goal", "met")
+    for row in rows:
+        met = {None: "", True: "yes", False: "NO"}[row.met]
+        table.add_row(row.what, f"{row.value:.4g}", row.unit, row.goal, met)
+    Console().print(table)
+    meets = all(row.met is not False for row in rows)
+    if path:
+        listed = [{**row._asdict(), "met": row.met} for row in rows]
+        text = json.dumps({"meets_goals": meets, "setting": setting, "rows": listed}, indent=1)
+        Path(path).write_text(text)
+    return meets
+
+
+def seconds(run: Callable[[], object], times: int) -> float:
+    """Median of `times` runs after one that does not count. `run` waits for its own result."""
+    run()
+    taken = []
+    for _ in range(times):
+        began = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - began)
+    return median(taken)
