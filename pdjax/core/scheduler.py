@@ -342,6 +342,7 @@ class Scheduler:
         for waiting in waits:
             if rid in waiting:
                 waiting.remove(rid)
+        self._wake(t.prefill)  # who waited behind it may fit
         self._settle(t)
 
     def _settle(self, t: Tracked) -> None:
