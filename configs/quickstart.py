@@ -28,10 +28,10 @@ def get_config() -> Config:
         name="quickstart",
         model=Model(source="smollm2", context=1024),
         placements={
-            "collocated": {"server": Role(does="both", instances=2, chunk=768)},
+            "collocated": {"server": Role(does="both", instances=2, chunk=512)},
             "chunked": {"server": Role(does="both", instances=2, chunk=128, mixed=True)},
             "disaggregated": {
-                "prefill": Role(does="prefill", chunk=768, pool=Pool(form="slab", tokens=8192)),
+                "prefill": Role(does="prefill", chunk=512, pool=Pool(form="slab", tokens=8192)),
                 "decode": Role(does="decode", slots=16),
             },
         },
@@ -39,7 +39,7 @@ def get_config() -> Config:
         workload=Workload(
             requests=24,
             arrivals=Arrivals(process="poisson", rate=0.8),
-            prompt=Lengths(kind="lognormal", mean=250, low=16, high=768),
+            prompt=Lengths(kind="lognormal", mean=250, low=64, high=512),
             output=Lengths(kind="lognormal", mean=40, low=4, high=128),
         ),
         slo=SLO(ttft_s=2.0, tpot_s=0.1),

@@ -14,12 +14,12 @@ from pdjax.core.config import Config, Pool, Role
 
 def get_config() -> Config:
     slab = Pool(form="slab", tokens=8192)
-    prefill = Role(does="prefill", chunk=768)
-    prefill_slab = Role(does="prefill", chunk=768, pool=slab)
+    prefill = Role(does="prefill", chunk=512)
+    prefill_slab = Role(does="prefill", chunk=512, pool=slab)
     return quickstart.get_config().replace(
         name="two_pools",
         placements={
-            "collocated": {"server": Role(does="both", slots=16, chunk=768)},
+            "collocated": {"server": Role(does="both", slots=16, chunk=512)},
             "logical_split": {
                 "prefill": prefill,
                 "decode": Role(does="decode", slots=16, beside="prefill", pool_of="prefill"),

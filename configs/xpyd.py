@@ -19,7 +19,7 @@ from pdjax.core.config import Arrivals, Config, Placement, Pool, Role
 def _placement(prefills: int, decodes: int) -> Placement:
     slab = Pool(form="slab", tokens=8192)
     return {
-        "prefill": Role(does="prefill", instances=prefills, chunk=768, pool=slab),
+        "prefill": Role(does="prefill", instances=prefills, chunk=512, pool=slab),
         "decode": Role(does="decode", instances=decodes, slots=16),
     }
 
