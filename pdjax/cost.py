@@ -25,7 +25,7 @@ def affine(clock: Clock, send_bytes: Callable[[Send], int]) -> Cost:
         prompt = sum(chunk.length for chunk in step.chunks)
         output = sum(decode.count for decode in step.decodes)
         context = sum(chunk.start for chunk in step.chunks)
-        context += sum(decode.position * decode.count for decode in step.decodes)
+        context += sum(sum(range(d.position, d.position + d.count)) for d in step.decodes)
         seconds = (
             clock.step_s * (step.steps if step.decodes else 1)
             + clock.prefill_token_s * prompt
