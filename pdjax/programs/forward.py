@@ -39,22 +39,26 @@ def run_group(
     block, a decode step one with T = 1, a mixed batch both). Returns x_TD after the layers and
     the pools with these tokens' K and V in them."""
     kvs = list(kvs)
+    sizes = [rows.start_B.shape[0] * rows.T for rows in blocks]
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+
+    def split(x_T: jax.Array) -> list[jax.Array]:
+        """Each block's part of a flat array, as [B, T, ...]."""
+        return [
+            x_T[end - size : end].reshape(-1, rows.T, *x_T.shape[1:])
+            for rows, size, end in zip(blocks, sizes, ends, strict=True)
+        ]
 
     def attend_in(layer: int) -> model.Attend:
-        def attend(q_TNH, k_TKH, v_TKH):
-            outputs, at = [], 0
-            for rows in blocks:
-                B = rows.start_B.shape[0]
-                piece = slice(at, at + B * rows.T)
-                at = piece.stop
-                q_BTNH, k_BTKH, v_BTKH = (
-                    a[piece].reshape(B, rows.T, *a.shape[1:]) for a in (q_TNH, k_TKH, v_TKH)
-                )
-                row = (rows.table_Bn, rows.start_B, rows.length_B)
-                kvs[layer] = pool.write(kvs[layer], k_BTKH, v_BTKH, *row, where)
-                o_BTNH = paged_attention(q_BTNH, *kvs[layer], *row, window=arch.window)
-                outputs.append(o_BTNH.reshape(B * rows.T, *o_BTNH.shape[2:]))
-            return jnp.concatenate(outputs) if len(outputs) > 1 else outputs[0]
+        def attend(q_TNH: jax.Array, k_TKH: jax.Array, v_TKH: jax.Array) -> jax.Array:
+            # All writes before the first read: a pool that is read in between would be copied.
+            for rows, k_BTKH, v_BTKH in zip(blocks, split(k_TKH), split(v_TKH), strict=True):
+                kvs[layer] = pool.write(kvs[layer], k_BTKH, v_BTKH, *rows[:3], where)
+            outputs = [
+                paged_attention(q_BTNH, *kvs[layer], *rows[:3], window=arch.window)
+                for rows, q_BTNH in zip(blocks, split(q_TNH), strict=True)
+            ]
+            return jnp.concatenate([o_BTNH.reshape(-1, *q_TNH.shape[1:]) for o_BTNH in outputs])
 
         return attend
 
