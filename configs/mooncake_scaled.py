@@ -3,11 +3,11 @@
     python -m experiments.compare --config=configs/mooncake_scaled.py
 
 Needs conversation_trace.jsonl: under `$PDJAX_TRACES/mooncake`, or where
-`--config.workload.trace.path` says. Lengths are 1/16 of the trace's (a prompt is 753 tokens in
-the mean; what exceeds the context is cut, and counted), arrivals keep their bursts but come at
-0.15 of their rate, some 80 seconds in each of three placements. Prompts that share a prefix in
-the trace share one here. Bursts, not the mean rate, make the queues: expect a longer tail of
-TTFT than with Poisson arrivals.
+`--config.workload.trace.path` says. Lengths are 1/16 of the trace's: 684 prompt and 23 output
+tokens in the mean, two prompts cut to fit the context. Arrivals keep their bursts but come at 0.15
+of their rate, over 80 seconds in each of three placements. Prompts that share a prefix in the
+trace share one here. Bursts, not the mean rate, make the queues: expect a longer tail of TTFT
+than with Poisson arrivals.
 """
 
 import dataclasses
