@@ -62,7 +62,10 @@ def first_difference(records: Iterable[Record], scheduler: Scheduler) -> str:
         if isinstance(record.body, Event):
             if replayed:
                 return f"record {number}: the log goes on, the scheduler also wants {replayed[0]}"
-            replayed = scheduler.on_event(record.body)
+            try:
+                replayed = scheduler.on_event(record.body)
+            except KeyError:
+                return f"record {number}: nothing that was started can end with {record.body}"
         elif not replayed or replayed[0] != record.body:
             wanted = replayed[0] if replayed else "nothing more"
             return f"record {number}: the log has {record.body}, the scheduler wants {wanted}"
