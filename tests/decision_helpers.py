@@ -193,6 +193,11 @@ def kinds(actions: Iterable[object]) -> list[str]:
     return [type(action).__name__ for action in actions]
 
 
+def work(actions: Iterable[object]) -> list[tuple[str, tuple]]:
+    """Instance and work of every step."""
+    return [(s.instance, s.chunks + s.decodes) for s in of_type(Step, actions)]
+
+
 def check_run(log: Sequence[Record], placement: Placement, scheduler: Scheduler) -> None:
     """The log kept every law, and the scheduler that made it is as it was before the run."""
     referee = Referee(placement)
