@@ -1,4 +1,4 @@
-"""Every test runs on eight virtual CPU devices, with strict dtype and rank promotion."""
+"""Every test runs on eight virtual CPU devices, with strict promotion and transfers."""
 
 import importlib.util
 import os
@@ -17,6 +17,8 @@ import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Only programs.transfer, which says so, copies between devices; in threads of the engine too.
+jax.config.update("jax_transfer_guard_device_to_device", "disallow_explicit")
 
 
 @pytest.fixture(scope="session")

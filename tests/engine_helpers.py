@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pdjax.core.config import Clock, Config, Model, Placement, Pool, Role
+from pdjax.core.config import Clock, Config, Model, Placement, Pool, Role, Transfer
 from pdjax.core.events import AbortAsked, Finish, Record, Refuse
 from pdjax.core.loop import serve
 from pdjax.core.request import Request, SamplingParams
@@ -37,9 +37,14 @@ def tiny() -> Checkpoint:
 
 
 def config_of(placement: Placement, **changes: Any) -> Config:
-    """A config of the tiny model and one placement, `it`, on the deterministic clock."""
-    given = {"model": Model("random:tiny", context=CONTEXT), "clock": Clock("modelled")} | changes
-    return Config(placements={"it": placement}, **given)
+    """A config of the tiny model and one placement, `it`, on the deterministic clock, layer by
+    layer: programs of one layer compile fastest."""
+    given = {
+        "model": Model("random:tiny", context=CONTEXT),
+        "clock": Clock("modelled"),
+        "transfer": Transfer(groups=LAYERS),
+    }
+    return Config(placements={"it": placement}, **given | changes)
 
 
 def request(rid: int, prompt: int | Sequence[int], at_ms: float = 0, **sampling: Any) -> Request:
