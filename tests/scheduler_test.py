@@ -105,6 +105,16 @@ def test_one_token_is_the_prefills_own_and_the_decode_side_never_hears_of_it(nam
     run.check()
 
 
+def test_one_token_needs_no_slot():
+    run = Driven({"server": both(slots=1)})
+    run.arrive(0, prompt_len=3, max_tokens=5)
+    run.end_step()  # the only slot is taken from here on
+    run.arrive(1, prompt_len=3, max_tokens=1)
+    assert work(run.end_step()) == [("server/0", (Chunk(1, 0, 3, True),))]
+    run.drain()
+    run.check()
+
+
 @TWO_POOLS
 def test_a_first_token_that_stops_ends_the_request_before_its_pieces_have_landed(name):
     run = Driven(PLACEMENTS[name], groups=2, stops={0: 1})
