@@ -1,0 +1,89 @@
+"""A text ends at its stop token, its stop string or its last token, and keeps nothing after."""
+
+import msgspec
+import pytest
+
+from pdjax.core.events import Emitted
+from pdjax.engine.texts import Texts
+from tests.engine_helpers import request
+
+PIECES = ["<s>", "The", " end", " of", " th", "e", " END", "."]  # token id -> text
+
+
+def decode(ids) -> str:
+    return "".join(PIECES[i] for i in ids)
+
+
+def texts(**sampling) -> Texts:
+    """With one request, 0, whose text is still empty."""
+    them = Texts(decode)
+    them.add(request(0, [1], **{"max_tokens": 5} | sampling))
+    return them
+
+
+def test_tokens_come_out_as_they_go_in():
+    them = texts()
+    assert them.extend(0, [1, 2]) == Emitted(0, (1, 2))
+    assert them.extend(0, []) == Emitted(0, ())
+    assert them.extend(0, [3]) == Emitted(0, (3,))
+    assert them[0].tokens == [1, 2, 3] and not them[0].ended
+
+
+def test_a_stop_token_is_emitted_and_ends_the_text():
+    them = texts(stop_tokens=(7, 5))
+    assert them.extend(0, [4, 5, 6, 7]) == Emitted(0, (4, 5), stopped=True)
+    # A step that was already on its way brings tokens that never were.
+    assert them.extend(0, [1]) == Emitted(0, (), stopped=True)
+    assert them[0].tokens == [4, 5] and them[0].ended
+
+
+def test_max_tokens_cuts_what_a_step_brings():
+    them = texts(max_tokens=3)
+    assert them.extend(0, [1, 2]) == Emitted(0, (1, 2))
+    assert them.extend(0, [3, 4, 5]) == Emitted(0, (3,))
+    assert them.extend(0, [6]) == Emitted(0, ())
+    assert not them[0].ended  # by length, which is the scheduler's to say
+
+
+def test_a_stop_token_in_the_last_place_still_stops():
+    them = texts(max_tokens=2, stop_tokens=(7,))
+    assert them.extend(0, [1, 7, 7]) == Emitted(0, (1, 7), stopped=True)
+
+
+@pytest.mark.parametrize(
+    ("stop", "kept"),
+    [
+        ((" end",), [1, 2]),  # one token
+        ((" the",), [1, 2, 3, 4, 5]),  # two tokens
+        (("The end of",), [1, 2, 3]),  # from the first token on
+        (("nd o",), [1, 2, 3]),  # from the middle of a token to the middle of another
+        (("no", " of"), [1, 2, 3]),  # the second of two
+        (("END",), [1, 2, 3, 4, 5, 6]),  # in capitals, unlike " end"
+        (("absent",), [1, 2, 3, 4, 5, 6, 7]),
+    ],
+)
+@pytest.mark.parametrize("at_once", [1, 2, 7])
+def test_a_stop_string_ends_the_text_wherever_it_lies(stop, kept, at_once):
+    them = texts(stop=stop, max_tokens=9)
+    tokens = [1, 2, 3, 4, 5, 6, 7]
+    out = [them.extend(0, tokens[i : i + at_once]) for i in range(0, 7, at_once)]
+    assert [token for emitted in out for token in emitted.tokens] == kept
+    assert out[-1].stopped == (stop != ("absent",))
+
+
+def test_the_prompt_does_not_stop_a_text():
+    them = Texts(decode)
+    them.add(request(0, [1, 2, 7], max_tokens=5, stop=(" end",), stop_tokens=(7,)))
+    assert them.extend(0, [1]) == Emitted(0, (1,))
+
+
+def test_stop_strings_without_a_tokenizer_are_refused():
+    with pytest.raises(ValueError, match=r"request 0 has `stop` strings, but .* `stop_tokens`"):
+        Texts().add(request(0, [1], stop=("x",)))
+    Texts().add(request(0, [1], stop_tokens=(1,)))
+
+
+def test_a_request_without_its_tokens_is_refused_with_both_counts():
+    bare = msgspec.structs.replace(request(3, [1, 2]), prompt=())
+    with pytest.raises(ValueError, match="request 3 says 2 prompt tokens and carries 0"):
+        Texts().add(bare)
