@@ -23,6 +23,7 @@ def beside(host: str, **changes) -> Role:
         {"prefill": P, "decode": beside("prefill")},  # two pools on one mesh
         {"prefill": P, "decode": beside("prefill", pool_of="prefill")},  # one pool
         {"prefill": Role(does="prefill", instances=2, tp=4), "decode": D},
+        {"prefill": P, "decode": Role(does="decode", pool=Pool(page_size=3))},  # has no chunks
     ],
 )
 def test_a_placement_that_can_serve_is_accepted(placement: Placement):
@@ -46,6 +47,15 @@ def test_a_placement_that_can_serve_is_accepted(placement: Placement):
             {"p": P, "d": Role(does="decode", pool_of="p")},
             "`beside` is ``; one pool needs one mesh",
         ),
+        ({"b": Role(chunk=100)}, "`chunk` 100 is not a multiple of `pool.page_size` 16"),
+        # the pool that counts is the one that is used
+        (
+            {
+                "d": Role(does="decode", pool=Pool(tokens=96, page_size=24)),
+                "p": Role(does="prefill", chunk=16, beside="d", pool_of="d"),
+            },
+            "role `p`: `chunk` 16 is not a multiple of `pool.page_size` 24",
+        ),
     ],
 )
 def test_a_placement_that_cannot_serve_is_refused(placement: Placement, message: str):
@@ -65,7 +75,6 @@ def test_a_placement_that_cannot_serve_is_refused(placement: Placement, message:
         (lambda: Role(instances=0), "`instances` of a role is 0"),
         (lambda: Role(lag=2), "`lag` of a role is 2"),
         (lambda: Role(does="decode", mixed=True), "`mixed` needs a role that does `both`"),
-        (lambda: Role(chunk=100), "`chunk` 100 is not a multiple of `pool.page_size` 16"),
     ],
 )
 def test_a_value_out_of_range_is_named(build, message: str):

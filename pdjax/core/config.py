@@ -90,10 +90,6 @@ class Role:
             _require(value >= 1, f"`{name}` of a role is {value}; it must be at least 1")
         _require(self.lag in (0, 1), f"`lag` of a role is {self.lag}; it must be 0 or 1")
         _require(not self.mixed or self.does == "both", "`mixed` needs a role that does `both`")
-        _require(
-            self.chunk % self.pool.page_size == 0,
-            f"`chunk` {self.chunk} is not a multiple of `pool.page_size` {self.pool.page_size}",
-        )
 
     @property
     def prefills_here(self) -> bool:
@@ -262,7 +258,13 @@ def check_placement(name: str, placement: Placement) -> None:
         f"{where} mixes roles that do `both` with prefill or decode roles; use one kind",
     )
     for role_name, role in placement.items():
-        _check_sharing(f"{where}, role `{role_name}`", role, placement)
+        who = f"{where}, role `{role_name}`"
+        _check_sharing(who, role, placement)
+        page_size = (placement[role.pool_of] if role.pool_of else role).pool.page_size
+        _require(
+            not role.prefills_here or role.chunk % page_size == 0,
+            f"{who}: `chunk` {role.chunk} is not a multiple of `pool.page_size` {page_size}",
+        )
 
 
 def _check_sharing(where: str, role: Role, placement: Placement) -> None:

@@ -30,7 +30,7 @@ from pdjax.core.events import (
 from pdjax.core.policies.admission import Need, why_refused
 from pdjax.core.policies.batching import Prompt, plan_chunks
 from pdjax.core.policies.routing import ROUTERS
-from pdjax.core.policies.transfer import SCHEDULES, Piece
+from pdjax.core.policies.transfer import SCHEDULES, Leaving, Piece
 from pdjax.core.request import Request
 from pdjax.core.state import Instance, RunningStep, Tracked, build_instances
 
@@ -61,12 +61,12 @@ class Scheduler:
         self._prefillers = [i for i in self.instances.values() if i.role.prefills_here]
         self._decoders = [i for i in self.instances.values() if i.role.decodes_here]
         self._seats = _decoders_on_the_same_pool(self._prefillers, self._decoders)
-        self._homeless: dict[int, None] = {}  # requests that wait for pages of a decode pool
+        self._unplaced: dict[int, None] = {}  # requests that wait for pages of a decode pool
         self._users = _users_of_pools(self.instances)
         self._running: dict[int, RunningStep] = {}
         self._awake: dict[str, Instance] = {}  # instances that may have something to start
         self._actions: list[Action] = []
-        self._next_step = self._next_send = self._routed = self._homed = 0
+        self._next_step = self._next_send = self._routed = self._placed = 0
 
     @property
     def idle(self) -> bool:
@@ -85,7 +85,7 @@ class Scheduler:
                 self._step_done(event)
             case Landed():
                 self._landed(self.requests[event.rid])
-        self._find_homes()
+        self._find_places()
         while self._awake:
             self._start_work(self._awake.pop(next(iter(self._awake))))
         return self._actions
@@ -136,11 +136,8 @@ class Scheduler:
             if not self._hold_source(self.requests[instance.queue[0]]):
                 break
             instance.prompts.append(instance.queue.popleft())
-        prompts = [
-            Prompt(rid, t.dispatched, t.request.prompt_len)
-            for rid in instance.prompts
-            if (t := self.requests[rid])
-        ]
+        tracked = [self.requests[rid] for rid in instance.prompts]
+        prompts = [Prompt(t.request.id, t.dispatched, t.request.prompt_len) for t in tracked]
         return plan_chunks(prompts, budget=role.chunk, page_size=instance.pool.page_size)
 
     def _hold_source(self, t: Tracked) -> bool:
@@ -195,6 +192,11 @@ class Scheduler:
                 t.asked = 1
                 instance.prompts.remove(chunk.rid)
             inside, after = self._leaving(t, chunk)
+            if (inside or after) and t.target is None:
+                self._unplaced[chunk.rid] = None
+                self._find_places()
+            if t.target is None:  # no room there yet: all of it leaves later
+                inside, after = (), inside + after
             sends += [self._send(t, piece) for piece in inside]
             leave_after += [(chunk.rid, piece) for piece in after]
         for decode in decodes:
@@ -211,14 +213,11 @@ class Scheduler:
 
     # --- KV moves ----------------------------------------------------------------------
 
-    def _leaving(self, t: Tracked, chunk: Chunk) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
-        if t.request.max_tokens == 1 or t.target is t.source is not None:
-            return (), ()
-        inside, done = self._schedule(chunk, self._groups)
-        if (inside or done) and t.target is None:
-            self._homeless[chunk.rid] = None
-            self._find_homes()
-        return (inside, done) if t.target else ((), inside + done)
+    def _leaving(self, t: Tracked, chunk: Chunk) -> Leaving:
+        """Nothing where nothing is decoded, or where it is decoded in place."""
+        if t.request.max_tokens == 1 or t.decodes_in_place:
+            return Leaving()
+        return self._schedule(chunk, self._groups)
 
     def _send(self, t: Tracked, piece: Piece) -> Send:
         send = Send(
@@ -241,17 +240,17 @@ class Scheduler:
             self._actions += [self._send(t, piece) for piece in t.unsent]
             t.unsent.clear()
 
-    def _find_homes(self) -> None:
+    def _find_places(self) -> None:
         """Pages in a decode pool for those that wait for them, first come first served."""
-        while self._homeless:
-            rid = next(iter(self._homeless))
+        while self._unplaced:
+            rid = next(iter(self._unplaced))
             t = self.requests[rid]
             fits = [d for d in self._decoders if d.pool.can_hold(t.request.cache_len)]
             if not fits:
                 return
-            choice = self._route_decode(self._homed, t.request, [d.load for d in fits])
-            self._homed += 1
-            del self._homeless[rid]
+            choice = self._route_decode(self._placed, t.request, [d.load for d in fits])
+            self._placed += 1
+            del self._unplaced[rid]
             self._assign(t, fits[choice])
             t.target = fits[choice].pool.hold(rid, t.request.cache_len)
             assert t.target is not None, "can_hold said that there is room"
@@ -336,7 +335,7 @@ class Scheduler:
         t.ended = True
         rid = t.request.id
         self._actions.append(Finish(rid, reason, t.generated))
-        self._homeless.pop(rid, None)
+        self._unplaced.pop(rid, None)
         t.unsent.clear()
         waits = [t.prefill.queue, t.prefill.prompts, *([t.decode.ready] if t.decode else [])]
         for waiting in waits:

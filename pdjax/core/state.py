@@ -60,6 +60,10 @@ class Tracked:
         return self.computed == self.request.prompt_len
 
     @property
+    def decodes_in_place(self) -> bool:
+        return self.source is not None and self.source is self.target
+
+    @property
     def arrived_at_target(self) -> bool:
         return self.prefilled and self.target is not None and not self.sending and not self.unsent
 
