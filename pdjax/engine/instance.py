@@ -65,7 +65,8 @@ class PoolArrays:
 
 @dataclass
 class Dispatched:
-    """A step on its way: device arrays that will hold its tokens."""
+    """A step on its way: device arrays that will hold its tokens. decoded_kB is [B] where the step
+    is one iteration."""
 
     step: Step
     firsts: list[tuple[Sequence[Chunk], jax.Array]]
@@ -113,7 +114,7 @@ class Instance:
                 tokens_B, first_C = self._run(slots, batch, after_group)
             if chunks:
                 firsts.append((chunks, first_C))
-        return Dispatched(step, firsts, None if tokens_B is None else tokens_B[None])
+        return Dispatched(step, firsts, tokens_B)
 
     def collect(self, dispatched: Dispatched) -> tuple[Emitted, ...]:
         """Waits for a step and takes its tokens."""
@@ -123,7 +124,7 @@ class Instance:
             ends = [(c.rid, tokens_C[row]) for row, c in enumerate(chunks) if c.last]
             emitted += [self._texts.extend(rid, [token]) for rid, token in ends]
         if dispatched.decoded_kB is not None:
-            tokens_kB = np.asarray(dispatched.decoded_kB)
+            tokens_kB = np.atleast_2d(np.asarray(dispatched.decoded_kB))
             for d in dispatched.step.decodes:
                 tokens = tokens_kB[: d.count, d.slot].tolist()
                 emitted.append(self._texts.extend(d.rid, tokens))

@@ -21,7 +21,7 @@ class Sampling(NamedTuple):
 
 def sample(logits_BV: jax.Array, how: Sampling, position_B: jax.Array) -> jax.Array:
     """Tokens int32 [B]; position_B is the place in its text that each token takes."""
-    greedy_B = jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
+    greedy_B = _first_best(logits_BV)
 
     def draw():
         drawn_B = jax.vmap(_draw)(logits_BV, how, position_B)
@@ -30,13 +30,22 @@ def sample(logits_BV: jax.Array, how: Sampling, position_B: jax.Array) -> jax.Ar
     return jax.lax.cond(jnp.any(how.temperature_B > 0), draw, lambda: greedy_B)
 
 
+def _first_best(x_V: jax.Array) -> jax.Array:
+    """jnp.argmax over the last axis, as two plain reductions: XLA's CPU backend vectorises those,
+    and not argmax's (five times slower at B = 8, V = 49152)."""
+    V = x_V.shape[-1]
+    place_V = jnp.arange(V, dtype=jnp.int32)[(None,) * (x_V.ndim - 1)]
+    best_V = jnp.where(x_V == x_V.max(-1, keepdims=True), place_V, V)
+    return jnp.minimum(best_V.min(-1), V - 1)  # a row of NaN has no best, and gets the last
+
+
 def _draw(logits_V: jax.Array, how: Sampling, position: jax.Array) -> jax.Array:
     """One row: temperature, then top-k, then top-p of what is left, then Gumbel-max."""
     logits_V = logits_V / jnp.maximum(how.temperature_B, 1e-6)
     key = jax.random.key(how.seed_B)
     key = jax.random.fold_in(jax.random.fold_in(key, how.rid_B), position)
     noise_V = jax.random.gumbel(key, logits_V.shape, jnp.float32)
-    return jnp.argmax(logits_V + noise_V + _mask(logits_V, how), axis=-1).astype(jnp.int32)
+    return _first_best(logits_V + noise_V + _mask(logits_V, how))
 
 
 def _mask(logits_V: jax.Array, how: Sampling) -> jax.Array:
