@@ -94,7 +94,7 @@ def test_one_prefill_and_one_decode_instance_match(case: Case):
     ran = run(config_of(placement, transfer=transfer), workload(), devices=DEVICES[case.tp])
     assert ran.tokens == collocated_tokens()
     assert_pools_are_full(ran.scheduler)
-    crossed = {landed.rid for landed in ran.actions(Landed)}
+    crossed = {landed.rid for landed in ran.all(Landed)}
     assert crossed == {r.id for r in workload() if r.max_tokens > 1}
 
 
@@ -131,8 +131,8 @@ def test_every_placement_matches(name: str):
     assert ran.tokens == collocated_tokens()
     assert_pools_are_full(ran.scheduler)
     # All of the placement was used, and nothing crosses within a pool.
-    assert {step.instance for step in ran.actions(Step)} == set(ran.engine.instances)
-    assert bool(ran.actions(Landed)) == (len(ran.engine.pools) > 1)
+    assert {step.instance for step in ran.all(Step)} == set(ran.engine.instances)
+    assert bool(ran.all(Landed)) == (len(ran.engine.pools) > 1)
 
 
 def test_smollm2_matches_layer_by_layer_and_with_stop_strings(smollm2: str):

@@ -76,19 +76,20 @@ class Ran(NamedTuple):
     scheduler: Scheduler
     records: list[Record]
 
-    def actions(self, kind: type) -> list[Any]:
+    def all(self, kind: type) -> list[Any]:
+        """The events or actions of one kind, in order."""
         return [record.body for record in self.records if isinstance(record.body, kind)]
 
     @property
     def tokens(self) -> dict[int, tuple[int, ...]]:
         """What each request that was served got."""
-        return {f.rid: tuple(self.engine.texts[f.rid].tokens) for f in self.actions(Finish)}
+        return {f.rid: tuple(self.engine.texts[f.rid].tokens) for f in self.all(Finish)}
 
     @property
     def ends(self) -> dict[int, str]:
         """Why each request ended; for a refused one what it was told."""
-        finished = {f.rid: f.reason for f in self.actions(Finish)}
-        return finished | {r.rid: r.why for r in self.actions(Refuse)}
+        finished = {f.rid: f.reason for f in self.all(Finish)}
+        return finished | {r.rid: r.why for r in self.all(Refuse)}
 
 
 def run(
