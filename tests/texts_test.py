@@ -5,7 +5,7 @@ import pytest
 
 from pdjax.core.events import Emitted
 from pdjax.engine.texts import Texts
-from tests.engine_helpers import request
+from tests.engine_helpers import VOCAB, request
 
 PIECES = ["<s>", "The", " end", " of", " th", "e", " END", "."]  # token id -> text
 
@@ -16,7 +16,7 @@ def decode(ids) -> str:
 
 def texts(**sampling) -> Texts:
     """With one request, 0, whose text is still empty."""
-    them = Texts(decode)
+    them = Texts(VOCAB, decode)
     them.add(request(0, [1], **{"max_tokens": 5} | sampling))
     return them
 
@@ -72,18 +72,25 @@ def test_a_stop_string_ends_the_text_wherever_it_lies(stop, kept, at_once):
 
 
 def test_the_prompt_does_not_stop_a_text():
-    them = Texts(decode)
+    them = Texts(VOCAB, decode)
     them.add(request(0, [1, 2, 7], max_tokens=5, stop=(" end",), stop_tokens=(7,)))
     assert them.extend(0, [1]) == Emitted(0, (1,))
 
 
 def test_stop_strings_without_a_tokenizer_are_refused():
     with pytest.raises(ValueError, match=r"request 0 has `stop` strings, but .* `stop_tokens`"):
-        Texts().add(request(0, [1], stop=("x",)))
-    Texts().add(request(0, [1], stop_tokens=(1,)))
+        Texts(VOCAB).add(request(0, [1], stop=("x",)))
+    Texts(VOCAB).add(request(0, [1], stop_tokens=(1,)))
 
 
 def test_a_request_without_its_tokens_is_refused_with_both_counts():
     bare = msgspec.structs.replace(request(3, [1, 2]), prompt=())
     with pytest.raises(ValueError, match="request 3 says 2 prompt tokens and carries 0"):
-        Texts().add(bare)
+        Texts(VOCAB).add(bare)
+
+
+@pytest.mark.parametrize("token", [VOCAB, -1, 1 << 40])
+def test_a_token_that_the_model_does_not_have_is_refused(token):
+    said = f"request 3 has the prompt token {token}, but the model's ids go from 0 to 255"
+    with pytest.raises(ValueError, match=said):
+        Texts(VOCAB).add(request(3, [0, VOCAB - 1, token]))

@@ -39,7 +39,7 @@ class Engine:
     ):
         self.config, self.placement = config, config.placements[placement]
         self.arch = checkpoint.arch
-        self.texts = Texts(decode)
+        self.texts = Texts(self.arch.V, decode)
         for name, role in self.placement.items():
             check_tp(self.arch, role.tp, f"placements.{placement}.{name}")
         self._bounds = group_bounds(self.arch.L, config.transfer.groups)

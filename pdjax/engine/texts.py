@@ -17,10 +17,11 @@ class Text:
 class Texts:
     """One Text per request that arrived. Only the side that holds a request now writes to it.
 
-    decode: token ids -> text, needed for stop strings only.
+    vocab: how many token ids there are. decode: token ids -> text, needed for stop strings only.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str] | None = None):
+    def __init__(self, vocab: int, decode: Callable[[Sequence[int]], str] | None = None):
+        self._vocab = vocab
         self._texts: dict[int, Text] = {}
         self._decode = decode
 
@@ -32,6 +33,12 @@ class Texts:
             raise ValueError(
                 f"request {request.id} says {request.prompt_len} prompt tokens and carries "
                 f"{len(request.prompt)}: the engine needs the tokens themselves"
+            )
+        strange = next((t for t in request.prompt if not 0 <= t < self._vocab), None)
+        if strange is not None:
+            raise ValueError(
+                f"request {request.id} has the prompt token {strange}, but the model's ids go "
+                f"from 0 to {self._vocab - 1}: encode the prompt with the model's own tokenizer"
             )
         if request.sampling.stop and self._decode is None:
             raise ValueError(
