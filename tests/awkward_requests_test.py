@@ -7,15 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 import pytest
-
-from pdjax.architecture import ModelError
-from pdjax.core.config import Clock, ConfigError, Model, Placement, Pool, Role, Transfer
-from pdjax.core.events import AbortAsked, Finish, Hold, Landed, Release, Step, StepDone
-from pdjax.core.request import Request
-from pdjax.engine import Engine
-from pdjax.experiment import serve as serve_config
-from pdjax.sources import find
-from tests.engine_helpers import (
+from engine_helpers import (
     COLLOCATED,
     CONTEXT,
     LAYERS,
@@ -28,6 +20,14 @@ from tests.engine_helpers import (
     run,
     tiny,
 )
+
+from pdjax.architecture import ModelError
+from pdjax.core.config import Clock, ConfigError, Model, Placement, Pool, Role, Transfer
+from pdjax.core.events import AbortAsked, Finish, Hold, Landed, Release, Step, StepDone
+from pdjax.core.request import Request
+from pdjax.engine import Engine
+from pdjax.experiment import serve as serve_config
+from pdjax.sources import find
 
 BOTH = pytest.mark.parametrize("placement", [COLLOCATED, SPLIT], ids=["collocated", "split"])
 STREAMED = {"prefill": replace(SPLIT["prefill"], chunk=16), "decode": SPLIT["decode"]}

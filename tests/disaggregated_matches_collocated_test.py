@@ -6,13 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
-
-from pdjax.core.config import Model, Placement, Pool, Role, Transfer
-from pdjax.core.events import Landed, Step
-from pdjax.core.request import Request
-from pdjax.programs.weights import open_checkpoint
-from pdjax.tokenizer import load_tokenizer
-from tests.engine_helpers import (
+from engine_helpers import (
     COLLOCATED,
     CONTEXT,
     LAYERS,
@@ -25,6 +19,12 @@ from tests.engine_helpers import (
     request,
     run,
 )
+
+from pdjax.core.config import Model, Placement, Pool, Role, Transfer
+from pdjax.core.events import Landed, Step
+from pdjax.core.request import Request
+from pdjax.programs.weights import open_checkpoint
+from pdjax.tokenizer import load_tokenizer
 
 PROMPTS = (49, 1, 16, 5, 33, 13, 4, 48, 9, 15)  # 1 token, pages of 4 and 16, less and more by 1
 SAMPLING = (

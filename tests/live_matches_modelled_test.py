@@ -6,6 +6,17 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from engine_helpers import (
+    COLLOCATED,
+    LAYERS,
+    SPLIT,
+    Fixed,
+    assert_pools_are_full,
+    config_of,
+    request,
+    run,
+    tiny,
+)
 
 from pdjax.core.config import Clock, Placement, Transfer
 from pdjax.core.events import (
@@ -21,17 +32,6 @@ from pdjax.core.loop import first_difference, serve
 from pdjax.core.request import Request
 from pdjax.engine import Engine
 from pdjax.engine.live import LiveBackend
-from tests.engine_helpers import (
-    COLLOCATED,
-    LAYERS,
-    SPLIT,
-    Fixed,
-    assert_pools_are_full,
-    config_of,
-    request,
-    run,
-    tiny,
-)
 
 PATIENCE = 60  # seconds after which something is taken to hang; nothing here takes long
 TWO_TO_TWO = {name: replace(role, instances=2) for name, role in SPLIT.items()}

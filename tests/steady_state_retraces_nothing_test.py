@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import jax
 import pytest
+from engine_helpers import COLLOCATED, LAYERS, SPLIT, Fixed, config_of, request, tiny
 
 from pdjax.core.config import Clock, Placement, Transfer
 from pdjax.core.events import AbortAsked, Send, Step
@@ -15,7 +16,6 @@ from pdjax.engine import Engine
 from pdjax.engine.live import LiveBackend
 from pdjax.programs.step import step_programs
 from pdjax.programs.transfer import transfer_programs
-from tests.engine_helpers import COLLOCATED, LAYERS, SPLIT, Fixed, config_of, request, tiny
 
 LENGTHS = (49, 5, 33, 16, 1)
 MIXED = {"server": replace(COLLOCATED["server"], mixed=True, chunk=16, prefills=2)}

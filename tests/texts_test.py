@@ -2,10 +2,10 @@
 
 import msgspec
 import pytest
+from engine_helpers import VOCAB, request
 
 from pdjax.core.events import Emitted
 from pdjax.engine.texts import Texts
-from tests.engine_helpers import VOCAB, request
 
 PIECES = ["<s>", "The", " end", " of", " th", "e", " END", "."]  # token id -> text
 

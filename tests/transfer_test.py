@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from engine_helpers import SPLIT, config_of, tiny
 from jax.sharding import Mesh
 
 from pdjax.core.events import Hold, KVHandle
@@ -17,7 +18,6 @@ from pdjax.engine.instance import PoolArrays
 from pdjax.programs.kv import POOL_AXES, Layout, make_pool
 from pdjax.programs.mesh import make_mesh, sharding
 from pdjax.programs.transfer import LayoutMismatch, check_compatible, move, transfer_programs
-from tests.engine_helpers import SPLIT, config_of, tiny
 
 ARCH = tiny().arch
 LAYERS, TOKENS = 2, 128  # of these pools
