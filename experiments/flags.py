@@ -5,6 +5,11 @@
 `--config` names a Python file whose `get_config()` returns a `Config`; `--config.FIELD=VALUE`
 replaces one field of it, `--config.placements.NAME.ROLE.FIELD=VALUE` one of a role. The text is
 converted to the field's annotated type and the whole config is validated again.
+
+ml_collections' config_flags is not used: it cannot write to frozen dataclasses, takes no Literal,
+and reads a path as a Python expression, so that `placements.2P1D` is a syntax error. Over a
+ConfigDict it also accepts `--config.transfer={'gruops': 3}`, and the names, groups and choices
+would all have to be checked here before it sees them, which takes more code than to set a field.
 """
 
 import dataclasses
@@ -39,7 +44,7 @@ def run_with_config(main: Callable[[Config, Path], None]) -> None:
     overrides: list[str] = []
 
     def parse(argv: Sequence[str]) -> list[str]:
-        overrides[:] = [arg.removeprefix(PREFIX) for arg in argv if arg.startswith(PREFIX)]
+        overrides[:] = _overrides(argv)
         return flags.FLAGS([arg for arg in argv if not arg.startswith(PREFIX)])
 
     def main_with_config() -> None:
@@ -90,11 +95,11 @@ def setup_devices(count: int = 8) -> None:
 
 def _run(main: Callable[[], None], parse: Callable[[Sequence[str]], list[str]]) -> None:
     def parse_or_exit(argv: Sequence[str]) -> list[str]:
-        if {"--help", "-help", "-h"} & set(argv):
-            _exit_with_help(argv)
         try:
+            if {"--help", "-help", "-h"} & set(argv):
+                _exit_with_help(argv)
             rest = parse(argv)
-        except flags.Error as error:
+        except (flags.Error, ConfigError) as error:
             _exit(str(error))
         if rest[1:]:
             _exit(f"`{rest[1]}` is not a flag; flags are written `--name=value`")
@@ -115,6 +120,10 @@ def _run(main: Callable[[], None], parse: Callable[[Sequence[str]], list[str]]) 
 def _exit(message: str) -> NoReturn:
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
+
+
+def _overrides(argv: Sequence[str]) -> list[str]:
+    return [arg.removeprefix(PREFIX) for arg in argv if arg.startswith(PREFIX)]
 
 
 def _read(path: str) -> Config:
@@ -172,11 +181,14 @@ def _quoted(names: Sequence[str] | Mapping[str, Any]) -> str:
 
 
 def _exit_with_help(argv: Sequence[str]) -> NoReturn:
-    """Shows the flags and every field of a config: of the one that `argv` names, if any."""
+    """Shows the flags and every field of a config: of the one that `argv` gives, if any."""
     app.usage(shorthelp=True, writeto_stdout=True)
     if "config" in flags.FLAGS:
         given = [arg.partition("=")[2] for arg in argv if arg.startswith("--config=")]
-        config = load(given[-1]) if given else Config(placements={"PLACEMENT": {"ROLE": Role()}})
+        if given:
+            config = load(given[-1], _overrides(argv))
+        else:
+            config = Config(placements={"PLACEMENT": {"ROLE": Role()}})
         print(f"\nFields of {given[-1] if given else 'a config'}, each set with its flag:")
         print("\n".join(f"  {PREFIX}{line}" for line in _fields(config)))
     sys.exit(0)

@@ -18,6 +18,7 @@ def get_config():
         placements={
             "one": {"all": Role()},
             "pd": {"p": Role(does="prefill"), "d": Role(does="decode")},
+            "2P1D": {"items": Role()},  # no Python name, and the name of a mapping's method
         },
     )
 """
@@ -50,6 +51,7 @@ def test_without_overrides_the_config_is_the_files(path: str):
         ("name=7", lambda c: c.name, "7"),
         ("placements.pd.d.slots=16", lambda c: c.placements["pd"]["d"].slots, 16),
         ("placements.pd.p.pool.form=slab", lambda c: c.placements["pd"]["p"].pool.form, "slab"),
+        ("placements.2P1D.items.slots=3", lambda c: c.placements["2P1D"]["items"].slots, 3),
     ],
 )
 def test_an_override_has_the_fields_type_and_changes_that_field_alone(path, override, read, value):
@@ -69,6 +71,7 @@ def test_an_override_has_the_fields_type_and_changes_that_field_alone(path, over
         ("placements.pd.decode.slots=1", "no `decode` in placements.pd; it has `p`, `d`"),
         ("seed.x=1", "it is a single value"),
         ("transfer=1", "is a group: set one of its `transport`, `schedule`, `groups`"),
+        ("transfer={'groups': 3}", "is a group: set one of its `transport`, `schedule`, `groups`"),
         ("placements.pd.d.pool=1", "set one of its `form`, `tokens`, `page_size`"),
         ("seed", "write `--config.seed=VALUE`"),
         # types and allowed values
@@ -158,3 +161,15 @@ def test_help_lists_the_fields_of_the_named_config(path: str, tmp_path: Path):
     assert "--workdir" in done.stdout
     assert "--config.placements.pd.p.does=prefill  (prefill | decode | both)" in done.stdout
     assert "--config.placements.PLACEMENT.ROLE.slots=8" in _program(tmp_path, "--help").stdout
+
+
+def test_help_shows_overrides_and_refuses_bad_ones_with_one_line(path: str, tmp_path: Path):
+    done = _program(tmp_path, f"--config={path}", "--config.transfer.groups=5", "--help")
+    assert "--config.transfer.groups=5\n" in done.stdout
+    for arguments, message in [
+        ((f"--config={path}", "--config.transfer.gruops=5"), "did you mean `groups`"),
+        (("--config=absent.py",), "`--config=absent.py` is not a file"),
+    ]:
+        done = _program(tmp_path, *arguments, "--help")
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert message in done.stderr
