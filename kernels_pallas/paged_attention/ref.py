@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 QUERY_TILE = 256  # new tokens that walk over the pages together
-KEY_BLOCK = 256  # cached tokens per step of the walk; both measured on CPU at H = 64, K = 3
+KEY_BLOCK = 256  # cached tokens per step of the walk
+KEY_BLOCK_OF_ONE = 128  # the same for a single new token; all measured on CPU at H = 64, K = 3
 _MASKED = -1e30  # finite, so that a row with nothing to see has no NaN
 
 
@@ -26,35 +27,56 @@ def paged_attention(
 ) -> jax.Array:
     """See api.paged_attention."""
     B, T, N, H = q_BTNH.shape
-    page, K = k_PpKH.shape[1:3]
+    P, page, K, _ = k_PpKH.shape
     tile = min(T, QUERY_TILE)
     tiles = -(-T // tile)
-    pages = max(1, KEY_BLOCK // page)
+    pages = max(1, (KEY_BLOCK_OF_ONE if T == 1 else KEY_BLOCK) // page)
     # A tile is a row of its own: it starts later and ends where its tokens or the row's do.
-    q_RTNH = _pad(q_BTNH, 1, tiles * tile).reshape(B * tiles, tile, N, H)
+    q_RTNH = _pad(q_BTNH * H**-0.5, 1, tiles * tile).reshape(B * tiles, tile, N, H)
     offset_R = jnp.tile(jnp.arange(tiles, dtype=jnp.int32) * tile, B)
     start_R = jnp.repeat(start_B, tiles) + offset_R
     length_R = jnp.clip(jnp.repeat(length_B, tiles) - offset_R, 0, tile)
     row_R = jnp.repeat(jnp.arange(B, dtype=jnp.int32), tiles)
     table_Bn = _pad(table_Bn, 1, -(-table_Bn.shape[1] // pages) * pages)
+    if T == 1:
+        k_PpKH, v_PpKH = (pool.reshape(P, page, K * H) for pool in (k_PpKH, v_PpKH))
 
     def one_row(args):
         q_TNH, start, length, row = args
         q_KgH = q_TNH.reshape(tile, K, N // K, H).transpose(1, 2, 0, 3).reshape(K, -1, H)
+        if T == 1:
+            q_KgH = _pack(q_KgH)
+        position_T = start + jnp.arange(tile, dtype=jnp.int32)
         o_KgH = _walk(
-            q_KgH * H**-0.5,
+            q_KgH,
             k_PpKH,
             v_PpKH,
             table_Bn[row],
-            jnp.tile(start + jnp.arange(tile, dtype=jnp.int32), N // K),
+            jnp.tile(position_T, q_KgH.shape[1] // tile),
             jnp.where(length > 0, start + length, 0),
             pages,
             window,
         )
+        if T == 1:
+            o_KgH = _unpack(o_KgH, K)
         return o_KgH.reshape(K, N // K, tile, H).transpose(2, 0, 1, 3).reshape(tile, N, H)
 
     o_RTNH = lax.map(one_row, (q_RTNH, start_R, length_R, row_R))
     return o_RTNH.reshape(B, tiles * tile, N, H)[:, :T].astype(q_BTNH.dtype)
+
+
+def _pack(q_KgH: jax.Array) -> jax.Array:
+    """The queries of all kv heads as one head of size K H, each zero outside of its own part. With
+    few queries that is one matrix product over memory as it lies, instead of K small ones."""
+    K, g, H = q_KgH.shape
+    own_KK = jnp.eye(K, dtype=q_KgH.dtype)
+    return (q_KgH[:, :, None, :] * own_KK[:, None, :, None]).reshape(1, K * g, K * H)
+
+
+def _unpack(o_1gX: jax.Array, K: int) -> jax.Array:
+    """Each query's own part of what `_pack` put together, [K, g, H]."""
+    own_K = jnp.arange(K)
+    return o_1gX.reshape(K, -1, K, o_1gX.shape[-1] // K)[own_K, :, own_K]
 
 
 def _walk(q_KgH, k_PpKH, v_PpKH, table_n, position_g, end, pages, window):

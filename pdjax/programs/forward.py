@@ -1,11 +1,13 @@
 """A group of layers over the tokens of one step, whichever requests they belong to."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as Spec
 
 from kernels_pallas.paged_attention import paged_attention
 from pdjax.architecture import Architecture
@@ -55,13 +57,26 @@ def run_group(
             for rows, k_BTKH, v_BTKH in zip(blocks, split(k_TKH), split(v_TKH), strict=True):
                 kvs[layer] = pool.write(kvs[layer], k_BTKH, v_BTKH, *rows[:3], where)
             outputs = [
-                paged_attention(q_BTNH, *kvs[layer], *rows[:3], window=arch.window)
+                attention(q_BTNH, *kvs[layer], *rows[:3])
                 for rows, q_BTNH in zip(blocks, split(q_TNH), strict=True)
             ]
             return jnp.concatenate([o_BTNH.reshape(-1, *q_TNH.shape[1:]) for o_BTNH in outputs])
 
         return attend
 
+    attention = _attention_on(where, arch.window)
     positions_T = jnp.concatenate([rows.positions_T for rows in blocks])
     attends = [attend_in(i) for i in range(len(layers))]
     return model.run_layers(arch, layers, x_TD, positions_T, attends), kvs
+
+
+def _attention_on(where: NamedSharding, window: int | None) -> Callable[..., jax.Array]:
+    """Attention with each device's heads on that device: no collective can creep in."""
+    heads, rows = Spec(*where.spec), Spec()
+    return jax.shard_map(
+        functools.partial(paged_attention, window=window),
+        mesh=where.mesh,
+        in_specs=(heads, heads, heads, rows, rows, rows),
+        out_specs=heads,
+        check_vma=False,  # its loops start from constants, which vary over no axis
+    )

@@ -75,8 +75,15 @@ def write(
     page_BT = jnp.take_along_axis(table_Bn, n_BT, axis=1)
     page_BT = jnp.where(t_1T < length_B[:, None], page_BT, pages)
 
-    def put(pool, new):
-        pool = pool.at[page_BT, at_BT % page].set(new.astype(pool.dtype), mode="drop")
+    if page_BT.size == 1:
+        # XLA makes of a scatter of one row an update that copies the pool; of two it does not.
+        page_BT = jnp.pad(page_BT, ((0, 0), (0, 1)), constant_values=pages)
+        at_BT = jnp.pad(at_BT, ((0, 0), (0, 1)))
+
+    def put(pool: jax.Array, new_BTKH: jax.Array) -> jax.Array:
+        more = page_BT.shape[1] - T
+        new_BTKH = jnp.pad(new_BTKH.astype(pool.dtype), ((0, 0), (0, more), (0, 0), (0, 0)))
+        pool = pool.at[page_BT, at_BT % page].set(new_BTKH, mode="drop")
         return jax.lax.with_sharding_constraint(pool, where)
 
     return put(kv[0], k_BTKH), put(kv[1], v_BTKH)
