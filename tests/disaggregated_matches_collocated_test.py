@@ -135,6 +135,17 @@ def test_every_placement_matches(name: str):
     assert bool(ran.all(Landed)) == (len(ran.engine.pools) > 1)
 
 
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_a_decoded_token_is_what_prefilling_its_whole_text_samples(sampling: dict):
+    """Ties the collocated oracle itself to something else: no decode step runs here."""
+    prompt = list(request(0, 13).prompt)
+    decoded = run(config_of(COLLOCATED), [request(0, prompt, max_tokens=4, **sampling)])
+    tokens = decoded.tokens[0]
+    for i, token in enumerate(tokens):
+        longer = request(0, [*prompt, *tokens[:i]], max_tokens=1, **sampling)
+        assert run(config_of(COLLOCATED), [longer]).tokens == {0: (token,)}
+
+
 def test_smollm2_matches_layer_by_layer_and_with_stop_strings(smollm2: str):
     """Both stop strings begin in the token that prefill samples and end in a decoded one."""
     checkpoint, tokenizer = open_checkpoint(smollm2), load_tokenizer(smollm2)

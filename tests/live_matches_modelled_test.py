@@ -159,6 +159,24 @@ class Broken(Exception):
     pass
 
 
+def what_it_raises(call: Callable[[], object]) -> BaseException | None:
+    """Runs `call` in a thread that may be given up: a call that hangs fails the test."""
+    raised: list[BaseException | None] = []
+
+    def run_it() -> None:
+        try:
+            call()
+            raised.append(None)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run_it, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert raised, "it hangs"
+    return raised[0]
+
+
 def fail(*_: object, **__: object) -> None:
     raise Broken
 
@@ -183,8 +201,8 @@ def test_what_a_thread_raises_ends_the_run_and_the_threads(instance, method, mon
         monkeypatch.setattr(engine.instances[instance], method, fail)
     else:
         monkeypatch.setattr("pdjax.engine.live.move", fail)
-    with pytest.raises(Broken):
-        list(serving(engine, workload()))
+    raised = what_it_raises(lambda: list(serving(engine, workload())))
+    assert isinstance(raised, Broken)
     for thread in set(threading.enumerate()) - before:
         thread.join(PATIENCE)
         assert not thread.is_alive(), thread.name
