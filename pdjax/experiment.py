@@ -148,14 +148,16 @@ def _serve(config: Config, placement: str, folder: Path, opened: Opened) -> Serv
         warm_up()
     folder.mkdir(parents=True, exist_ok=True)
     backend = engine.backend()
+    loop = serve_loop(opened.source, backend, engine.scheduler())
+    progress = tqdm(total=len(requests), desc=f"{placement}: serving", unit="request")
+    records: list[Record] = []
     try:
-        records = list(
-            _logged(
-                serve_loop(opened.source, backend, engine.scheduler()),
-                folder / "events.jsonl",
-                tqdm(total=len(requests), desc=f"{placement}: serving", unit="request"),
-            )
-        )
+        records.extend(_logged(loop, folder / "events.jsonl", progress))
+    except KeyboardInterrupt:
+        if records:
+            write_run(folder, config, placement, environment(config), records)
+            print(f"interrupted: what was seen until now is in {folder / 'report.html'}")
+        raise
     finally:
         if isinstance(backend, LiveBackend):
             backend.close()

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 QUERY_TILE = 256  # new tokens that walk over the pages together
-KEY_BLOCK = 256  # cached tokens per step of the walk
-KEY_BLOCK_OF_ONE = 128  # the same for a single new token; all measured on CPU at H = 64, K = 3
+KEY_BLOCKS = (128, 256)  # cached tokens per step of the walk, for few and for many new tokens;
+# all three measured on CPU at H = 64, K = 3
 _MASKED = -1e30  # finite, so that a row with nothing to see has no NaN
 
 
@@ -30,7 +30,7 @@ def paged_attention(
     P, page, K, _ = k_PpKH.shape
     tile = min(T, QUERY_TILE)
     tiles = -(-T // tile)
-    pages = max(1, (KEY_BLOCK_OF_ONE if T == 1 else KEY_BLOCK) // page)
+    pages = max(1, min(max(T, KEY_BLOCKS[0]), KEY_BLOCKS[1]) // page)
     # A tile is a row of its own: it starts later and ends where its tokens or the row's do.
     q_RTNH = _pad(q_BTNH * H**-0.5, 1, tiles * tile).reshape(B * tiles, tile, N, H)
     offset_R = jnp.tile(jnp.arange(tiles, dtype=jnp.int32) * tile, B)
