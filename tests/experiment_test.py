@@ -1,5 +1,7 @@
 """A config run from end to end: what is written, what is said, and what an interruption leaves."""
 
+import contextlib
+import io
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -59,9 +61,12 @@ def outputs(folder: Path) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory) -> Path:
-    """The folder of one comparison, for tests that only look."""
-    folder = tmp_path_factory.mktemp("compared")
-    compare(CONFIG, folder)
+    """The folder of one comparison, for tests that only look; what it printed lies beside it."""
+    folder = tmp_path_factory.mktemp("compared") / "it"
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        runs = compare(CONFIG, folder)
+    assert list(runs) == list(CONFIG.placements)
+    (folder.parent / "said").write_text(said.getvalue())
     return folder
 
 
@@ -90,15 +95,13 @@ def test_every_placement_got_the_same_requests_and_gave_the_same_tokens(compared
     assert finished["split"] == finished["collocated"]
 
 
-def test_compare_says_a_table_the_agreement_and_the_page(tmp_path, capsys):
-    runs = compare(CONFIG.replace(name="said"), tmp_path)
-    assert list(runs) == ["collocated", "split"]
-    said = capsys.readouterr().out.splitlines()
+def test_compare_says_a_table_the_agreement_and_the_page(compared):
+    said = (compared.parent / "said").read_text().splitlines()
     rows = [words[0] for line in said if (words := line.split())]
-    assert [name for name in rows if name in runs] == ["collocated", "split"]
-    total = sum(len(line["tokens"]) for line in outputs(tmp_path / "split"))
+    assert [name for name in rows if name in CONFIG.placements] == ["collocated", "split"]
+    total = sum(len(line["tokens"]) for line in outputs(compared / "split"))
     assert said[-2] == f"all 2 placements gave the same {total} tokens to 8 requests"
-    assert said[-1] == str(tmp_path / "comparison.html")
+    assert said[-1] == str(compared / "comparison.html")
 
 
 def test_serving_again_gives_the_same_log_on_the_modelled_clock(compared, tmp_path, capsys):
