@@ -175,6 +175,7 @@ def test_an_interrupted_comparison_keeps_what_is_done_and_the_log_so_far(
     assert names(tmp_path / "collocated") == RUN_FILES
     whole = (compared / "split" / "events.jsonl").read_bytes().splitlines()
     assert (tmp_path / "split" / "events.jsonl").read_bytes().splitlines() == whole[:30]
+    assert names(tmp_path / "split") == RUN_FILES - {"outputs.jsonl"}
     assert "interrupted: comparing collocated" in capsys.readouterr().out
 
 
