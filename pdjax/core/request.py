@@ -25,6 +25,8 @@ class SamplingParams(msgspec.Struct, frozen=True):
             raise ValueError(f"`top_k` is {self.top_k}; it must be >= 0 (0 is off)")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"`top_p` is {self.top_p}; it must be in (0, 1] (1 is off)")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"`seed` is {self.seed}; it must be in [0, 2**32)")
 
 
 class Request(msgspec.Struct, frozen=True):

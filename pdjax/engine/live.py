@@ -106,7 +106,7 @@ class LiveBackend:
             return self._stamp(came[0]), came[1]
 
     def close(self) -> None:
-        """Ends the threads once what they were given is done."""
+        """Ends the threads. What they would still hand on to each other is dropped."""
         for thread in self._threads.values():
             thread.stop()
 
