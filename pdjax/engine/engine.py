@@ -1,5 +1,6 @@
 """Builds the instances of a placement and serves them, live or on a modelled clock."""
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
@@ -71,10 +72,9 @@ class Engine:
                 self._bounds,
                 self.texts,
             )
-        for source in self._who("prefills_here"):
-            for target in self._who("decodes_here"):
-                layouts = source.pool.layout, target.pool.layout
-                check_compatible(*layouts, (source.name, target.name))
+        for source, target in self._wires():
+            layouts = source.pool.layout, target.pool.layout
+            check_compatible(*layouts, (source.name, target.name))
 
     def _layout(self, role: Role) -> kv_pool.Layout:
         arch, pool = self.arch, role.pool
@@ -89,8 +89,15 @@ class Engine:
             role.tp,
         )
 
-    def _who(self, does: str) -> list[Instance]:
-        return [i for i in self.instances.values() if getattr(i.role, does)]
+    def _wires(self) -> list[tuple[Instance, Instance]]:
+        """Who can send KV to whom: whoever prefills into a pool that nobody decodes from."""
+        decoders = [i for i in self.instances.values() if i.role.decodes_here]
+        sources = [
+            i
+            for i in self.instances.values()
+            if i.role.prefills_here and all(d.pool is not i.pool for d in decoders)
+        ]
+        return [(source, target) for source in sources for target in decoders]
 
     # --- to serve ------------------------------------------------------------------------
 
@@ -153,13 +160,10 @@ class Engine:
         for instance in self.instances.values():
             yield from instance.warm_ups(prompt_lens)
         whole = self.config.transfer.schedule == "after_prefill"
-        for source in self._who("prefills_here"):
+        for source, target in self._wires():
             chunk = self.config.model.context if whole else source.role.chunk
-            lengths = chunk_buckets(prompt_lens, chunk, source.role.prefills)
-            for target in self._who("decodes_here"):
-                if source.pool is not target.pool:
-                    for length in lengths:
-                        yield lambda s=source, t=target, n=length: self._warm_send(s, t, n)
+            for length in chunk_buckets(prompt_lens, chunk, source.role.prefills):
+                yield functools.partial(self._warm_send, source, target, length)
 
     def _warm_send(self, source: Instance, target: Instance, length: int) -> None:
         for group in range(len(self._bounds)):

@@ -1,8 +1,8 @@
 """One step of an instance: prefill chunks, decode slots, or both in a mixed batch.
 
-A step is begin, then one program per layer group, then finish. Groups of one size share their
-compiled program, a group's KV can leave while the next group computes, and while the device runs
-one program the host dispatches the next. `decode_many` is the same step k times over, as one
+A step is begin, then one program per layer group, then pick and finish. Groups of one size share
+their compiled program, a group's KV can leave while the next group computes, and while the device
+runs one program the host dispatches the next. `decode_many` is the same step k times over, as one
 program.
 """
 
@@ -22,7 +22,7 @@ from pdjax.programs import model
 from pdjax.programs.batch import Chunks, Slots
 from pdjax.programs.forward import Rows, run_group
 from pdjax.programs.mesh import sharding
-from pdjax.programs.sampling import sample
+from pdjax.programs.sampling import Given, Sampling, sample
 
 
 class Sampled(NamedTuple):
@@ -34,15 +34,25 @@ class Sampled(NamedTuple):
     first_C: jax.Array | None
 
 
+class Ends(NamedTuple):
+    """Where the token after each chunk stands, and how it is chosen."""
+
+    position_C: Given
+    sampling: Sampling
+
+
 class StepPrograms(NamedTuple):
     """begin(head, tokens_B, slots, chunks) -> (x_TD, tokens_B), with fresh tokens put in;
     group(layers, kvs, x_TD, slots, chunks) -> (x_TD, kvs), donating x_TD and kvs;
-    finish(head, x_TD, tokens_B, slots, chunks) -> Sampled;
+    pick(x_TD, length_C, slots=B) -> x_RD, the rows that are sampled: every slot, and the last
+    token of every chunk; finish(head, x_RD, tokens_B, slots, ends) -> Sampled, which does not
+    depend on T, so that the costly program of head and sampling is compiled once;
     decode_many(params, kvs, tokens_B, slots, steps=k) -> (tokens_kB, tokens_B, kvs), donating
     kvs. `slots` or `chunks` may be None; head is the params without their layers."""
 
     begin: Callable
     group: Callable
+    pick: Callable
     finish: Callable
     decode_many: Callable
 
@@ -64,23 +74,25 @@ def step_programs(arch: Architecture, mesh: Mesh) -> StepPrograms:
     def group(layers, kvs, x_TD, slots: Slots | None, chunks: Chunks | None):
         return run_group(arch, layers, kvs, x_TD, _blocks(slots, chunks), where)
 
-    def finish(head, x_TD, tokens_B, slots: Slots | None, chunks: Chunks | None) -> Sampled:
-        B = 0 if slots is None else len(slots.count_B)
-        rows, places, hows = [x_TD[:B]], [], []
+    def pick(x_TD, length_C, *, slots: int):
+        C = length_C.shape[0]
+        T = (x_TD.shape[0] - slots) // C
+        ends_C = jnp.arange(C, dtype=jnp.int32) * T + jnp.maximum(length_C - 1, 0)
+        return jnp.concatenate([x_TD[:slots], x_TD[slots + ends_C]])
+
+    def finish(head, x_RD, tokens_B, slots: Slots | None, ends: Ends | None) -> Sampled:
+        places, hows = [], []
         if slots is not None:
             places.append(slots.position_B + 1)
             hows.append(slots.sampling)
-        if chunks is not None:
-            C, T = chunks.tokens_CT.shape
-            ends_C = jnp.arange(C, dtype=jnp.int32) * T + jnp.maximum(chunks.length_C - 1, 0)
-            rows.append(x_TD[B + ends_C])
-            places.append(chunks.start_C + chunks.length_C)
-            hows.append(chunks.sampling)
+        if ends is not None:
+            places.append(ends.position_C)
+            hows.append(ends.sampling)
         how = jax.tree.map(lambda *parts: jnp.concatenate(parts), *hows)
-        logits_RV = model.logits(arch, head, jnp.concatenate(rows))
-        new_R = sample(logits_RV, how, jnp.concatenate(places))
+        new_R = sample(model.logits(arch, head, x_RD), how, jnp.concatenate(places))
+        B = 0 if slots is None else len(slots.count_B)
         new_B = None if slots is None else jnp.where(slots.count_B > 0, new_R[:B], tokens_B)
-        return Sampled(new_B, None if chunks is None else new_R[B:])
+        return Sampled(new_B, None if ends is None else new_R[B:])
 
     def decode_many(params, kvs, tokens_B, slots: Slots, *, steps: int):
         head = head_of(params)
@@ -104,6 +116,7 @@ def step_programs(arch: Architecture, mesh: Mesh) -> StepPrograms:
     return StepPrograms(
         jax.jit(begin),
         jax.jit(group, donate_argnames=("kvs", "x_TD")),
+        jax.jit(pick, static_argnames="slots"),
         jax.jit(finish),
         jax.jit(decode_many, donate_argnames="kvs", static_argnames="steps"),
     )
@@ -143,7 +156,12 @@ def run_step(
         layers = params["layers"][begin:end]
         x_TD, kvs[begin:end] = programs.group(layers, kvs[begin:end], x_TD, slots, chunks)
         after_group(group)
-    return programs.finish(head, x_TD, tokens_B, slots, chunks)
+    ends = None
+    if chunks is not None:
+        B = 0 if slots is None else len(slots.count_B)
+        x_TD = programs.pick(x_TD, chunks.length_C, slots=B)
+        ends = Ends(chunks.start_C + chunks.length_C, chunks.sampling)
+    return programs.finish(head, x_TD, tokens_B, slots, ends)
 
 
 def group_bounds(layers: int, groups: int) -> list[tuple[int, int]]:
