@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kernels_pallas.paged_attention import paged_attention
-from kernels_pallas.paged_attention.ref import QUERY_TILE
+from kernels_pallas.paged_attention.ref import QUERY_TILES
 
 PAGE, H = 4, 8
 BLOCKS = 300  # tokens: more than the implementation reads at once
@@ -115,8 +115,8 @@ def test_each_group_of_heads_reads_its_own_kv_head(N, K):
 @pytest.mark.parametrize("window", [None, 40])
 def test_more_tokens_than_a_tile_match_dense(window):
     """Rows that end in the second tile, at the first one's end, and in the first."""
-    T = QUERY_TILE + 40
-    rows = [(0, T), (50, T - 3), (2, QUERY_TILE), (0, 5), (0, QUERY_TILE + 1)]
+    T = QUERY_TILES[1] + 40
+    rows = [(0, T), (50, T - 3), (2, QUERY_TILES[1]), (0, 5), (0, QUERY_TILES[1] + 1)]
     assert_solved(problem(rows, T=T, N=2, K=1), window)
 
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-QUERY_TILE = 256  # new tokens that walk over the pages together
-KEY_BLOCKS = (128, 256)  # cached tokens per step of the walk, for few and for many new tokens;
-# all three measured on CPU at H = 64, K = 3
+# New tokens that walk over the pages together, for up to so many of them and for more; a step of
+# the walk takes as many cached tokens, or 128. Measured on CPU at H = 64, K = 3.
+QUERY_TILES = (256, 512)
 _MASKED = -1e30  # finite, so that a row with nothing to see has no NaN
 
 
@@ -28,9 +28,9 @@ def paged_attention(
     """See api.paged_attention."""
     B, T, N, H = q_BTNH.shape
     P, page, K, _ = k_PpKH.shape
-    tile = min(T, QUERY_TILE)
+    tile = min(T, QUERY_TILES[T > QUERY_TILES[1]])
     tiles = -(-T // tile)
-    pages = max(1, min(max(T, KEY_BLOCKS[0]), KEY_BLOCKS[1]) // page)
+    pages = max(1, max(tile, 128) // page)
     # A tile is a row of its own: it starts later and ends where its tokens or the row's do.
     q_RTNH = _pad(q_BTNH * H**-0.5, 1, tiles * tile).reshape(B * tiles, tile, N, H)
     offset_R = jnp.tile(jnp.arange(tiles, dtype=jnp.int32) * tile, B)
@@ -99,7 +99,8 @@ def _walk(q_KgH, k_PpKH, v_PpKH, table_n, position_g, end, pages, window):
         s_KgS = jnp.einsum("KgH,SKH->KgS", q_KgH, k_SKH, preferred_element_type=jnp.float32)
         s_KgS = jnp.where(seen_gS[None], s_KgS, _MASKED)
         new_top_Kg = jnp.maximum(top_Kg, s_KgS.max(-1))
-        p_KgS = jnp.where(seen_gS[None], jnp.exp(s_KgS - new_top_Kg[..., None]), 0.0)
+        # A query that has seen nothing yet sums garbage here, which its first key scales to zero.
+        p_KgS = jnp.exp(s_KgS - new_top_Kg[..., None])
         scale_Kg = jnp.exp(top_Kg - new_top_Kg)
         pv_KgH = jnp.einsum(
             "KgS,SKH->KgH", p_KgS.astype(v_SKH.dtype), v_SKH, preferred_element_type=jnp.float32
