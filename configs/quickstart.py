@@ -2,7 +2,7 @@
 
     python -m experiments.compare --config=configs/quickstart.py
 
-Every placement has two devices and serves the same 24 requests, sent at random (Poisson) times:
+Every placement has two devices and serves the same 20 requests, sent at random (Poisson) times:
 `collocated` runs whole prompts between decode steps, `chunked` puts at most 128 prompt tokens
 beside the decodes of a step, `disaggregated` gives each phase a device of its own and sends the
 KV cache across, five groups of layers one after the other. Expect the collocated tail of ITL to
@@ -37,10 +37,10 @@ def get_config() -> Config:
         },
         transfer=Transfer(schedule="during_prefill", groups=5),
         workload=Workload(
-            requests=24,
+            requests=20,
             arrivals=Arrivals(process="poisson", rate=0.8),
             prompt=Lengths(kind="lognormal", mean=250, low=64, high=512),
             output=Lengths(kind="lognormal", mean=40, low=4, high=128),
         ),
-        slo=SLO(ttft_s=2.0, tpot_s=0.1),
+        slo=SLO(ttft_s=2.0, tpot_s=0.15),
     )

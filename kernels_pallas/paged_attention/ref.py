@@ -28,7 +28,7 @@ def paged_attention(
     """See api.paged_attention."""
     B, T, N, H = q_BTNH.shape
     P, page, K, _ = k_PpKH.shape
-    tile = min(T, QUERY_TILES[T > QUERY_TILES[1]])
+    tile = min(T, QUERY_TILES[0] if T <= QUERY_TILES[1] else QUERY_TILES[1])
     tiles = -(-T // tile)
     pages = max(1, max(tile, 128) // page)
     # A tile is a row of its own: it starts later and ends where its tokens or the row's do.
