@@ -109,7 +109,7 @@ class Transfer:
 
     schedule: `during_prefill` (a layer group leaves as soon as it is computed, chunk by chunk,
         while the next group computes) or `after_prefill`.
-    groups: layer groups that travel separately; 1 is the whole request at once.
+    groups: layer groups; each is a program of its own and travels by itself. 1 is all at once.
     """
 
     transport: Literal["device_put"] = "device_put"
