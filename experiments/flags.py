@@ -39,6 +39,17 @@ def run(main: Callable[[], None]) -> None:
 
 def run_with_config(main: Callable[[Config, Path], None]) -> None:
     """Like `run`, with the config and the results' folder that the command line names."""
+
+    def with_config(config: Config | None, workdir: Path | None) -> None:
+        if config is None:
+            raise ConfigError("no config given: add `--config=configs/quickstart.py`, or another")
+        main(config, workdir or Path(f"runs/{config.name}"))
+
+    run_with_any_config(with_config)
+
+
+def run_with_any_config(main: Callable[[Config | None, Path | None], None]) -> None:
+    """Like `run_with_config`, where neither need be given."""
     path = flags.DEFINE_string("config", None, "A Python file whose get_config() returns a Config.")
     workdir = flags.DEFINE_string("workdir", None, "Folder for results (default: runs/NAME).")
     overrides: list[str] = []
@@ -48,10 +59,10 @@ def run_with_config(main: Callable[[Config, Path], None]) -> None:
         return flags.FLAGS([arg for arg in argv if not arg.startswith(PREFIX)])
 
     def main_with_config() -> None:
-        if path.value is None:
-            raise ConfigError("no config given: add `--config=configs/quickstart.py`, or another")
-        config = load(path.value, overrides)
-        main(config, Path(workdir.value or f"runs/{config.name}"))
+        if path.value is None and overrides:
+            raise ConfigError(f"`{PREFIX}{overrides[0]}` changes a config: name it with `--config`")
+        config = None if path.value is None else load(path.value, overrides)
+        main(config, None if workdir.value is None else Path(workdir.value))
 
     _run(main_with_config, parse)
 

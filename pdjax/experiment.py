@@ -82,16 +82,23 @@ def compare(config: Config, workdir: Path) -> dict[str, Run]:
     return runs
 
 
-def replay(workdir: Path) -> None:
-    """Feeds a run's events to a fresh scheduler. Raises ReplayDiffers at the first other action."""
+def replay(workdir: Path, config: Config | None = None) -> None:
+    """Feeds a run's events to a fresh scheduler of the run's config, or of another one.
+
+    Raises ReplayDiffers at the first action that is not as recorded.
+    """
     try:
         text = (workdir / "config.json").read_bytes()
-        placement = msgspec.json.decode(text).get("placement")
     except OSError as error:
         raise ConfigError(f"`{workdir}` is not a run's folder: {error}") from None
+    placement = msgspec.json.decode(text).get("placement")
     if placement is None:
         raise ConfigError(f"`{workdir}` is a comparison: name the folder of one of its runs")
-    config = msgspec.json.decode(text, type=Config)
+    config = config or msgspec.json.decode(text, type=Config)
+    if placement not in config.placements:
+        raise ConfigError(
+            f"`{workdir}` is a run of `{placement}`; the config has {', '.join(config.placements)}"
+        )
     records = list(read_jsonl(workdir / "events.jsonl"))
     difference = first_difference(records, _recorded_scheduler(config, placement, records))
     if difference:

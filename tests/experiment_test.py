@@ -140,6 +140,15 @@ def test_a_log_that_was_changed_does_not_replay(compared, tmp_path):
         replay(tmp_path)
 
 
+def test_a_log_under_another_config_parts_at_the_first_other_action(compared):
+    replay(compared / "split", CONFIG)
+    with pytest.raises(ReplayDiffers, match=r"record \d+: the log has Step"):
+        replay(compared / "split", CONFIG.replace(transfer=Transfer(groups=1)))
+    alone = CONFIG.replace(placements={"collocated": COLLOCATED})
+    with pytest.raises(ConfigError, match="is a run of `split`; the config has collocated"):
+        replay(compared / "split", alone)
+
+
 def test_a_folder_that_is_no_run_is_told(compared, tmp_path):
     with pytest.raises(ConfigError, match="is not a run's folder"):
         replay(tmp_path)

@@ -149,6 +149,19 @@ def test_bad_input_ends_the_program_with_one_line_and_status_2(path, tmp_path, a
     assert done.stderr.count("\n") == 1
 
 
+def test_a_replay_needs_a_folder_and_no_config():
+    command = [sys.executable, "-m", "experiments.replay"]
+    for arguments, message in [
+        ([], "no run given: add `--workdir="),
+        (["--config.seed=1"], "`--config.seed=1` changes a config: name it with `--config`"),
+        (["--workdir=nowhere"], "`nowhere` is not a run's folder"),
+    ]:
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True)
+        assert done.returncode == 2
+        assert message in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
 def test_a_bug_keeps_its_traceback(path: str, tmp_path: Path):
     done = _program(tmp_path, f"--config={path}", "--config.seed=2")
     assert done.returncode == 1
