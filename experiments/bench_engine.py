@@ -8,7 +8,7 @@ On SmolLM2-135M in float32, for each batch size and prompt length, in one run:
     cores, one static batch); needs the `peers` extra, and is left out without it;
 (c) matmul FLOP/s and memory read bandwidth of this machine, and which share of the time is what
     the slower of the two would need for the least work.
-Takes about 25 minutes on 2 cores; --batches=1 --prompts=128 takes one. Close other programs first.
+Takes about 18 minutes on 2 cores; --batches=1 --prompts=128 takes one. Close other programs first.
 """
 
 import importlib.util
