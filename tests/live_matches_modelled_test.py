@@ -216,3 +216,14 @@ def test_a_loop_that_waits_for_nothing_is_told():
     with pytest.raises(RuntimeError, match="nothing is left to happen"):
         backend.next_event()
     backend.close()
+
+
+def test_an_engine_that_serves_the_same_ids_again_forgets_the_first_run():
+    """The slot that a request's namesake left last must not pass its token on."""
+    first = [request(0, 5, max_tokens=4, temperature=1.0, seed=1)]
+    second = [request(0, 13, max_tokens=6, temperature=1.0, seed=2)]
+    ran = run(config_of(COLLOCATED), first)
+    list(serve(Fixed(second), ran.engine.backend(), ran.engine.scheduler()))
+    again = tuple(ran.engine.texts[0].tokens)
+    assert again == tuple(run(config_of(COLLOCATED), second).engine.texts[0].tokens)
+    assert again != tuple(run(config_of(COLLOCATED), first).engine.texts[0].tokens)

@@ -91,9 +91,8 @@ class Instance:
         self._params, self._bounds, self._texts = params, bounds, texts
         self._programs = step_programs(arch, mesh)
         self._transfer = transfer_programs(arch, mesh)
-        B = role.slots if role.decodes_here else 0
-        self._seated: list[int | None] = [None] * B
-        self._tokens_B = jax.device_put(np.zeros(B, np.int32), sharding(mesh, (None,)))
+        self._B = role.slots if role.decodes_here else 0
+        self._tokens_B = jax.device_put(np.zeros(self._B, np.int32), sharding(mesh, (None,)))
 
     # --- steps -------------------------------------------------------------------------
 
@@ -184,15 +183,14 @@ class Instance:
         return batch
 
     def _slots(self, step: Step) -> Slots:
-        slots = no_slots(len(self._seated), self.pool.empty_table)
+        slots = no_slots(self._B, self.pool.empty_table)
         for d in step.decodes:
             slots.table_Bn[d.slot] = self.pool.table(d.rid)
             slots.position_B[d.slot], slots.count_B[d.slot] = d.position, d.count
             text = self._texts[d.rid]
             _set_sampling(slots.sampling, d.slot, text.request)
-            if self._seated[d.slot] != d.rid:
-                self._seated[d.slot] = d.rid
-                slots.fresh_B[d.slot], slots.is_fresh_B[d.slot] = text.tokens[-1], True
+            if d.position == text.request.prompt_len:  # its first decode: the token is prefill's
+                slots.fresh_B[d.slot], slots.is_fresh_B[d.slot] = text.tokens[0], True
         return slots
 
     # --- pieces ------------------------------------------------------------------------
@@ -227,7 +225,7 @@ class Instance:
         """One call per program shape that steps of such prompts can need; each compiles it and
         runs it on rows of no tokens, which changes nothing."""
         role, empty = self.role, self.pool.empty_table
-        slots = no_slots(len(self._seated), empty) if role.decodes_here else None
+        slots = no_slots(self._B, empty) if role.decodes_here else None
         if role.prefills_here:
             for T in chunk_buckets(prompt_lens, role.chunk, role.prefills):
                 for C in sorted({row_bucket(n) for n in range(1, role.prefills + 1)}):
