@@ -103,6 +103,22 @@ class Role:
 Placement = Mapping[str, Role]
 
 
+def instances_of(placement: Placement) -> tuple[str, ...]:
+    """Names `role/i` of all instances, in the placement's order."""
+    return tuple(f"{name}/{i}" for name, r in placement.items() for i in range(r.instances))
+
+
+def role_of(instance: str) -> str:
+    """The role that `instance` is one of."""
+    return instance.rpartition("/")[0]
+
+
+def pool_owner(instance: str, placement: Placement) -> str:
+    """The instance whose pool `instance` works on: itself, or the one that `pool_of` names."""
+    role, _, i = instance.rpartition("/")
+    return f"{placement[role].pool_of or role}/{i}"
+
+
 @dataclass(frozen=True)
 class Transfer:
     """How KV goes from a prefill pool to a decode pool.

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from pdjax.core.blocks import Ledger
-from pdjax.core.config import Placement, Role
+from pdjax.core.config import Placement, Role, instances_of, pool_owner, role_of
 from pdjax.core.events import KVHandle, Step
 from pdjax.core.policies.routing import Load
 from pdjax.core.policies.transfer import Piece
@@ -80,21 +80,19 @@ def build_instances(placement: Placement, layouts: dict[str, str]) -> dict[str, 
     """One Instance per instance of each role, named `role/i`; shared pools are one Ledger."""
     ledgers: dict[str, Ledger] = {}
     instances = {}
-    for role_name, role in placement.items():
-        for i in range(role.instances):
-            name = f"{role_name}/{i}"
-            owner = f"{role.pool_of or role_name}/{i}"
-            pool = placement[role.pool_of].pool if role.pool_of else role.pool
-            if owner not in ledgers:
-                ledgers[owner] = Ledger(
-                    owner,
-                    pages=pool.pages,
-                    page_size=pool.page_size,
-                    form=pool.form,
-                    layout=layouts.get(owner, ""),
-                )
-            slots = role.slots if role.decodes_here else 0
-            instances[name] = Instance(
-                name, role, ledgers[owner], slots=[None] * slots, free_slots=slots
+    for name in instances_of(placement):
+        role, owner = placement[role_of(name)], pool_owner(name, placement)
+        pool = placement[role_of(owner)].pool
+        if owner not in ledgers:
+            ledgers[owner] = Ledger(
+                owner,
+                pages=pool.pages,
+                page_size=pool.page_size,
+                form=pool.form,
+                layout=layouts.get(owner, ""),
             )
+        slots = role.slots if role.decodes_here else 0
+        instances[name] = Instance(
+            name, role, ledgers[owner], slots=[None] * slots, free_slots=slots
+        )
     return instances

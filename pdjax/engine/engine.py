@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
-from pdjax.core.config import Clock, Config, Role
+from pdjax.core.config import Clock, Config, Role, pool_owner, role_of
 from pdjax.core.events import Action, Arrived, Emitted, Event, Hold, Release, Send, Step
 from pdjax.core.scheduler import Scheduler
 from pdjax.cost import affine
@@ -56,15 +56,13 @@ class Engine:
             for mesh in dict.fromkeys(self._meshes.values())
         }
         for name, mesh in self._meshes.items():
-            role_name, i = name.split("/")
-            role = self.placement[role_name]
-            owner = f"{role.pool_of or role_name}/{i}"
+            owner = pool_owner(name, self.placement)
             if owner not in self.pools:
-                layout = self._layout(self.placement[role.pool_of or role_name])
+                layout = self._layout(self.placement[role_of(owner)])
                 self.pools[owner] = PoolArrays(layout, mesh, self.config.model.context)
             self.instances[name] = Instance(
                 name,
-                role,
+                self.placement[role_of(name)],
                 self.arch,
                 mesh,
                 params[mesh],

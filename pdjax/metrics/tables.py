@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from pdjax.core.config import SLO, Placement, Pool
+from pdjax.core.config import SLO, Placement, Pool, instances_of, pool_owner, role_of
 from pdjax.core.events import (
     Arrived,
     Finish,
@@ -67,9 +67,7 @@ class Run:
     @property
     def instances(self) -> tuple[str, ...]:
         """All instances of the placement, `role/i`, whether they worked or not."""
-        return tuple(
-            f"{name}/{i}" for name, r in self.placement.items() for i in range(r.instances)
-        )
+        return instances_of(self.placement)
 
 
 def analyse(records: Sequence[Record], placement: Placement, slo: SLO) -> Run:
@@ -260,11 +258,6 @@ def _transfer_table(records: Sequence[Record], sends: Mapping[int, Send]) -> pd.
     )
 
 
-def instances_of(placement: Placement) -> tuple[str, ...]:
-    """Names `role/i` of all instances, in the placement's order."""
-    return tuple(f"{name}/{i}" for name, r in placement.items() for i in range(r.instances))
-
-
 def pool_of(instance: str, placement: Placement) -> str:
     """The pool an instance works on: its own, or that of the instance `pool_of` names."""
     role, _, index = instance.rpartition("/")
@@ -273,12 +266,12 @@ def pool_of(instance: str, placement: Placement) -> str:
             f"the log names instance `{instance}`, the placement has roles {sorted(placement)}; "
             "analyse it with the placement that it ran on"
         )
-    return f"{placement[role].pool_of or role}/{index}"
+    return pool_owner(instance, placement)
 
 
 def pool_config(pool: str, placement: Placement) -> Pool:
     """Size and form of the pool that `pool` (an instance's name) owns."""
-    return placement[pool_of(pool, placement).rpartition("/")[0]].pool
+    return placement[role_of(pool_of(pool, placement))].pool
 
 
 class _PoolBooks:
@@ -339,9 +332,7 @@ def _pool_table(
 ) -> pd.DataFrame:
     """A prompt's KV is written in the prefill pool when its chunk is done and in the decode pool
     when it lands; a decode step writes the tokens it was fed, one per token it emits."""
-    names = {
-        pool_of(f"{n}/{i}", placement) for n, r in placement.items() for i in range(r.instances)
-    }
+    names = {pool_owner(name, placement) for name in instances_of(placement)}
     books = {name: _PoolBooks(pool_config(name, placement)) for name in sorted(names)}
     rows = []
     for record in records:
