@@ -36,7 +36,7 @@ def get_config() -> Config:
                 "decode": Role(does="decode", slots=16),
             },
         },
-        transfer=Transfer(schedule="during_prefill", groups=5),
+        transfer=Transfer(schedule="layerwise", groups=5),
         workload=Workload(
             requests=20,
             arrivals=Arrivals(process="poisson", rate=0.8),

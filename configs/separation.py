@@ -37,7 +37,7 @@ def get_config() -> Config:
             },
             "disaggregated": {"prefill": slab, "decode": decode},
         },
-        transfer=Transfer(schedule="during_prefill", groups=5),
+        transfer=Transfer(schedule="layerwise", groups=5),
         workload=Workload(
             requests=32,
             arrivals=Arrivals(process="poisson", rate=0.5),

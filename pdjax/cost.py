@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pdjax.core.config import Clock
+from pdjax.core.config import Clock, Link
 from pdjax.core.events import Send, Step
 
 NANOSECONDS = 1e9
@@ -17,7 +17,7 @@ class Cost(NamedTuple):
     send_bytes: Callable[[Send], int]
 
 
-def affine(clock: Clock, send_bytes: Callable[[Send], int]) -> Cost:
+def affine(clock: Clock, link: Link, send_bytes: Callable[[Send], int]) -> Cost:
     """Steps affine in prompt tokens, decode tokens and context tokens; links in bytes. The form is
     DistServe's (OSDI 2024, section 4), without its term in the square of the prompt."""
 
@@ -35,7 +35,9 @@ def affine(clock: Clock, send_bytes: Callable[[Send], int]) -> Cost:
         return round(seconds * NANOSECONDS)
 
     def send_ns(send: Send) -> int:
-        seconds = clock.link_latency_s + send_bytes(send) / clock.link_bytes_per_s
+        seconds = link.latency_s
+        if link.bytes_per_s:
+            seconds += send_bytes(send) / link.bytes_per_s
         return round(seconds * NANOSECONDS)
 
     return Cost(step_ns, send_ns, send_bytes)

@@ -22,7 +22,7 @@ from engine_helpers import (
 )
 
 from pdjax.architecture import ModelError
-from pdjax.core.config import Clock, ConfigError, Model, Placement, Pool, Role, Transfer
+from pdjax.core.config import ConfigError, Link, Model, Placement, Pool, Role, Transfer
 from pdjax.core.events import AbortAsked, Finish, Hold, Landed, Release, Step, StepDone
 from pdjax.core.request import Request
 from pdjax.engine import Engine
@@ -193,7 +193,9 @@ def test_an_abort_gives_everything_back_and_disturbs_nobody(placement, when):
     others = [request(i, 16, at_ms=i - 1, max_tokens=8) for i in (1, 2)]
     others.append(request(3, 16, at_ms=220, max_tokens=2))
     ran = run(
-        config_of(placement, clock=Clock("modelled", link_latency_s=2e-3)),
+        config_of(
+            placement, transfer=Transfer(groups=LAYERS, link=Link(bytes_per_s=1e9, latency_s=2e-3))
+        ),
         [victim, *others],
         aborts={0: abort.at_ms},
     )

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from pdjax.core.config import Clock
+from pdjax.core.config import Clock, Link
 from pdjax.core.events import Chunk, Decode, Send, Step
 from pdjax.cost import affine
 
@@ -15,10 +15,9 @@ CLOCK = Clock(
     prefill_token_s=1e-2,
     decode_token_s=1e-4,
     context_token_s=1e-6,
-    link_latency_s=1e-3,
-    link_bytes_per_s=1e6,
 )
-COST = affine(CLOCK, send_bytes=lambda send: 100 * send.length)
+LINK = Link(bytes_per_s=1e6, latency_s=1e-3)
+COST = affine(CLOCK, LINK, send_bytes=lambda send: 100 * send.length)
 
 
 def decodes(*rows: tuple[int, int]) -> tuple[Decode, ...]:
@@ -59,5 +58,7 @@ def test_a_piece_takes_the_latency_and_its_bytes():
 
 def test_times_are_whole_nanoseconds():
     clock = dataclasses.replace(CLOCK, prefill_token_s=1e-10 / 3)
-    step_ns = affine(clock, lambda send: 0).step_ns(Step(0, "i", chunks=(Chunk(0, 0, 1, True),)))
+    step_ns = affine(clock, LINK, lambda send: 0).step_ns(
+        Step(0, "i", chunks=(Chunk(0, 0, 1, True),))
+    )
     assert isinstance(step_ns, int) and step_ns == 1_000_000_000

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from referee import Referee
 
-from pdjax.core.config import Clock, Placement, Pool, Role, Routing, Transfer
+from pdjax.core.config import Clock, Link, Placement, Pool, Role, Routing, Transfer
 from pdjax.core.events import (
     AbortAsked,
     Action,
@@ -34,10 +34,11 @@ CLOCK = Clock(
     prefill_token_s=0.001,
     decode_token_s=0.001,
     context_token_s=0,
-    link_latency_s=0.002,
-    link_bytes_per_s=1000,
 )
-COST = affine(CLOCK, send_bytes=lambda send: send.length)  # a piece takes 2 ms + 1 ms per token
+LINK = Link(bytes_per_s=1000, latency_s=0.002)
+COST = affine(
+    CLOCK, LINK, send_bytes=lambda send: send.length
+)  # a piece takes 2 ms + 1 ms per token
 
 
 def pool(pages: int = 6, form: str = "pages") -> Pool:
@@ -94,7 +95,7 @@ def counting(stops: Mapping[int, int] | None = None) -> Compute:
     return compute
 
 
-def scheduler_for(placement: Placement, *, groups: int = 1, schedule: str = "during_prefill",
+def scheduler_for(placement: Placement, *, groups: int = 1, schedule: str = "layerwise",
                   prefill_router: str = "shortest_queue",
                   decode_router: str = "shortest_queue") -> Scheduler:  # fmt: skip
     return Scheduler(
@@ -144,7 +145,7 @@ class Driven:
         self._events = 0
 
     def tell(self, event: Event) -> list[Action]:
-        actions = self.scheduler.on_event(event)
+        actions = self.scheduler.on_event(event, self._events)
         self.log += [Record(self._events, body) for body in (event, *actions)]
         self._events += 1
         for action in actions:

@@ -66,18 +66,18 @@ class Case(NamedTuple):
 
 # Every pair of values of two columns occurs somewhere.
 CASES = [
-    Case((1, 1), 1, (16, 4), 64, "slab", "after_prefill"),
-    Case((1, 1), 2, (4, 16), 16, "pages", "during_prefill"),
-    Case((1, 1), LAYERS, (4, 16), 64, "slab", "after_prefill"),
-    Case((1, 2), 1, (16, 16), 64, "pages", "during_prefill"),
-    Case((1, 2), 2, (4, 4), 16, "slab", "after_prefill"),
-    Case((1, 2), LAYERS, (4, 4), 64, "pages", "during_prefill"),
-    Case((2, 1), 1, (4, 4), 16, "pages", "during_prefill"),
-    Case((2, 1), 2, (16, 16), 64, "pages", "during_prefill"),
-    Case((2, 1), LAYERS, (16, 16), 16, "slab", "after_prefill"),
-    Case((2, 4), 1, (4, 4), 16, "slab", "during_prefill"),
-    Case((2, 4), 2, (16, 16), 64, "slab", "during_prefill"),
-    Case((2, 4), LAYERS, (16, 4), 16, "pages", "after_prefill"),
+    Case((1, 1), 1, (16, 4), 64, "slab", "whole"),
+    Case((1, 1), 2, (4, 16), 16, "pages", "layerwise"),
+    Case((1, 1), LAYERS, (4, 16), 64, "slab", "whole"),
+    Case((1, 2), 1, (16, 16), 64, "pages", "layerwise"),
+    Case((1, 2), 2, (4, 4), 16, "slab", "whole"),
+    Case((1, 2), LAYERS, (4, 4), 64, "pages", "layerwise"),
+    Case((2, 1), 1, (4, 4), 16, "pages", "layerwise"),
+    Case((2, 1), 2, (16, 16), 64, "pages", "layerwise"),
+    Case((2, 1), LAYERS, (16, 16), 16, "slab", "whole"),
+    Case((2, 4), 1, (4, 4), 16, "slab", "layerwise"),
+    Case((2, 4), 2, (16, 16), 64, "slab", "layerwise"),
+    Case((2, 4), LAYERS, (16, 4), 16, "pages", "whole"),
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pdjax.core.config import Clock, Config, Model, Placement, Pool, Role, Transfer
+from pdjax.core.config import Clock, Config, Link, Model, Placement, Pool, Role, Transfer
 from pdjax.core.events import AbortAsked, Finish, Record, Refuse
 from pdjax.core.loop import serve
 from pdjax.core.request import Request, SamplingParams
@@ -22,6 +22,7 @@ VOCAB, LAYERS = 256, 4  # of random:tiny
 # Compiled programs are shared by engines with the same devices, pools, slots and context, so
 # tests keep to these.
 CONTEXT, SLOTS = 64, 4
+LINK = Link(bytes_per_s=1e9, latency_s=1e-4)
 PAGES = Pool(tokens=512, page_size=4)
 SLAB = Pool("slab", tokens=512, page_size=16)
 COLLOCATED = {"server": Role(slots=SLOTS, chunk=64, pool=PAGES)}
@@ -42,7 +43,7 @@ def config_of(placement: Placement, **changes: Any) -> Config:
     given = {
         "model": Model("random:tiny", context=CONTEXT),
         "clock": Clock("modelled"),
-        "transfer": Transfer(groups=LAYERS),
+        "transfer": Transfer(groups=LAYERS, link=LINK),
     }
     return Config(placements={"it": placement}, **given | changes)
 

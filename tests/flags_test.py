@@ -42,7 +42,7 @@ def test_without_overrides_the_config_is_the_files(path: str):
     ("override", "read", "value"),
     [
         ("transfer.groups=5", lambda c: c.transfer.groups, 5),
-        ("transfer.schedule=after_prefill", lambda c: c.transfer.schedule, "after_prefill"),
+        ("transfer.schedule=whole", lambda c: c.transfer.schedule, "whole"),
         ("workload.arrivals.rate=2", lambda c: c.workload.arrivals.rate, 2.0),
         ("workload.prompt.mean=12.5", lambda c: c.workload.prompt.mean, 12.5),
         ("workload.chat=True", lambda c: c.workload.chat, True),
@@ -79,7 +79,10 @@ def test_an_override_has_the_fields_type_and_changes_that_field_alone(path, over
         ("transfer.groups=2.5", "`2.5` is not of type `int`"),
         ("workload.arrivals.rate=fast", "`fast` is not of type `float`"),
         ("workload.chat=maybe", "`maybe` is not of type `bool`"),
-        ("transfer.schedule=before", "is not one of `during_prefill`, `after_prefill`"),
+        (
+            "transfer.schedule=before",
+            "is not one of `whole`, `chunkwise`, `layerwise`, `streaming`",
+        ),
         # values that the config itself refuses
         ("transfer.groups=0", "`transfer.groups` is 0; it must be at least 1"),
         ("placements.pd.d.does=both", "placement `pd` mixes roles"),

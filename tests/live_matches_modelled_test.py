@@ -195,7 +195,7 @@ def fail(*_: object, **__: object) -> None:
 )
 def test_what_a_thread_raises_ends_the_run_and_the_threads(instance, method, monkeypatch):
     before = set(threading.enumerate())
-    transfer = Transfer(schedule="after_prefill", groups=LAYERS)
+    transfer = Transfer(schedule="whole", groups=LAYERS)
     engine = Engine(config_of(SPLIT, clock=LIVE, transfer=transfer), "it", tiny())
     if instance:
         monkeypatch.setattr(engine.instances[instance], method, fail)

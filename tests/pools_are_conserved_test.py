@@ -39,7 +39,7 @@ def placements(draw: st.DrawFn) -> Placement:
 OPTIONS = st.fixed_dictionaries(
     {
         "groups": st.integers(1, 3),
-        "schedule": st.sampled_from(["during_prefill", "after_prefill"]),
+        "schedule": st.sampled_from(["layerwise", "whole"]),
         "prefill_router": st.sampled_from(["round_robin", "shortest_queue"]),
         "decode_router": st.sampled_from(["round_robin", "shortest_queue"]),
     }

@@ -48,7 +48,7 @@ def changed(log: list[Record], at: int, **fields) -> list[Record]:
 
 
 @ALL
-@pytest.mark.parametrize("schedule", ["during_prefill", "after_prefill"])
+@pytest.mark.parametrize("schedule", ["layerwise", "whole"])
 def test_a_recorded_run_replays_through_its_file(name, schedule, tmp_path):
     write_jsonl(tmp_path / "events.jsonl", record(name, schedule=schedule))
     log = list(read_jsonl(tmp_path / "events.jsonl"))

@@ -10,7 +10,7 @@ from pdjax.core.events import Chunk, Finish, Hold, Step
 
 ALL = pytest.mark.parametrize("name", PLACEMENTS)
 TWO_POOLS = pytest.mark.parametrize("name", ["two_pools", "1P1D", "2P1D", "1P2D"])
-SCHEDULES = pytest.mark.parametrize("schedule", ["during_prefill", "after_prefill"])
+SCHEDULES = pytest.mark.parametrize("schedule", ["layerwise", "whole"])
 
 
 def test_whoever_waits_behind_an_aborted_head_starts_at_once():

@@ -21,7 +21,7 @@ from pdjax.core.scheduler import Scheduler
 
 ALL = pytest.mark.parametrize("name", PLACEMENTS)
 TWO_POOLS = pytest.mark.parametrize("name", ["two_pools", "1P1D", "2P1D", "1P2D"])
-SCHEDULES = pytest.mark.parametrize("schedule", ["during_prefill", "after_prefill"])
+SCHEDULES = pytest.mark.parametrize("schedule", ["layerwise", "whole"])
 
 
 # --- a request's way ---------------------------------------------------------------------
@@ -60,7 +60,7 @@ def test_a_disaggregated_request_moves_chunk_by_chunk_and_group_by_group():
 
 
 def test_after_prefill_the_pieces_leave_when_the_last_chunk_is_done():
-    run = Driven(PLACEMENTS["1P1D"], groups=2, schedule="after_prefill")
+    run = Driven(PLACEMENTS["1P1D"], groups=2, schedule="whole")
     source, step = run.arrive(0, prompt_len=8, max_tokens=2)
     assert isinstance(source, Hold) and step.sends == ()
     target, step = run.end_step()
@@ -126,7 +126,7 @@ def test_a_first_token_that_stops_ends_the_request_before_its_pieces_have_landed
 
 
 def test_a_first_token_that_stops_sends_nothing_after_prefill():
-    run = Driven(PLACEMENTS["1P1D"], schedule="after_prefill", stops={0: 1})
+    run = Driven(PLACEMENTS["1P1D"], schedule="whole", stops={0: 1})
     run.arrive(0)
     assert kinds(run.end_step()) == ["Finish", "Release", "Release"]
     run.check()
@@ -196,7 +196,7 @@ def test_a_request_waits_homeless_for_decode_pages_and_its_kv_follows(schedule):
     actions = run.drain()
     assert kinds(actions).index("Finish") < kinds(actions).index("Hold")  # request 0 made room
     pieces = [(send.start, send.length) for send in of_type(Send, actions)]
-    assert pieces == ([(0, 6), (6, 2)] if schedule == "during_prefill" else [(0, 8)])
+    assert pieces == ([(0, 6), (6, 2)] if schedule == "layerwise" else [(0, 8)])
     run.check()
 
 
@@ -397,5 +397,5 @@ def test_two_requests_of_one_client_stay_apart(name):
 def test_handles_carry_the_layout_of_their_pool():
     layouts = {"prefill/0": "wide", "decode/0": "narrow"}
     scheduler = Scheduler(PLACEMENTS["1P1D"], context=40, layouts=layouts)
-    holds = of_type(Hold, scheduler.on_event(Arrived(request(0))))
+    holds = of_type(Hold, scheduler.on_event(Arrived(request(0)), 0))
     assert {hold.handle.pool: hold.handle.layout for hold in holds} == layouts

@@ -71,11 +71,11 @@ def pointers(engine: Engine) -> dict[str, list[int]]:
 @pytest.mark.parametrize(
     ("placement", "schedule", "clock"),
     [
-        (COLLOCATED, "during_prefill", "modelled"),
-        (MIXED, "during_prefill", "modelled"),
-        (LAGGING, "during_prefill", "modelled"),
-        (SPLIT, "after_prefill", "modelled"),
-        (STREAMED, "during_prefill", "wall"),
+        (COLLOCATED, "layerwise", "modelled"),
+        (MIXED, "layerwise", "modelled"),
+        (LAGGING, "layerwise", "modelled"),
+        (SPLIT, "whole", "modelled"),
+        (STREAMED, "layerwise", "wall"),
     ],
     ids=["collocated", "mixed", "lag and steps", "split, whole", "split, streamed, live"],
 )

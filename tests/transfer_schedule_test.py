@@ -4,7 +4,7 @@ import pytest
 
 from pdjax.core.config import Transfer
 from pdjax.core.events import Chunk
-from pdjax.core.policies.transfer import SCHEDULES, Leaving, Piece, after_prefill, during_prefill
+from pdjax.core.policies.transfer import SCHEDULES, Leaving, Piece, layerwise, whole
 
 FIRST, MIDDLE, LAST = (
     Chunk(0, 0, 6, last=False),
@@ -16,15 +16,15 @@ FIRST, MIDDLE, LAST = (
 @pytest.mark.parametrize("chunk", [FIRST, MIDDLE, LAST])
 def test_during_prefill_every_layer_group_of_every_chunk_leaves_from_inside_its_step(chunk):
     pieces = tuple(Piece(chunk.start, chunk.length, group) for group in (0, 1, 2))
-    assert during_prefill(chunk, 3) == Leaving(inside=pieces)
+    assert layerwise(chunk, 3) == Leaving(inside=pieces)
 
 
 def test_after_prefill_nothing_leaves_before_the_last_chunk():
-    assert after_prefill(FIRST, 2) == after_prefill(MIDDLE, 2) == Leaving()
+    assert whole(FIRST, 2) == whole(MIDDLE, 2) == Leaving()
 
 
 def test_after_prefill_the_whole_prompt_leaves_when_the_last_chunk_is_done():
-    assert after_prefill(LAST, 2) == Leaving(done=(Piece(0, 11, 0), Piece(0, 11, 1)))
+    assert whole(LAST, 2) == Leaving(done=(Piece(0, 11, 0), Piece(0, 11, 1)))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -1,6 +1,7 @@
 """Typed, frozen, self-validating configs. A config reads like the deployment it describes."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -37,17 +38,27 @@ class Pool:
     """KV memory of one instance, in pages of `page_size` tokens.
 
     form: `pages` (a request's pages lie anywhere) or `slab` (they are one contiguous run).
+    classes: sizes in tokens of the blocks that `pages` are given out in, for example (8, 32, 128);
+        the smallest is `page_size`, each divides the next. Empty: single pages.
     """
 
     form: Literal["pages", "slab"] = "pages"
     tokens: int = 16384
     page_size: int = 16
+    classes: tuple[int, ...] = ()
 
     def __post_init__(self):
         _require(
             self.page_size > 0 and self.tokens >= self.page_size,
             f"a pool of {self.tokens} tokens does not hold one page of {self.page_size}: "
             "set `pool.tokens` >= `pool.page_size` > 0",
+        )
+        sizes = self.classes
+        fit = all(big > small and big % small == 0 for small, big in itertools.pairwise(sizes))
+        _require(
+            not sizes or (self.form == "pages" and sizes[0] == self.page_size and fit),
+            f"`pool.classes` {sizes} of a pool of {self.form} with pages of {self.page_size}: use "
+            "`pages`, begin with the page size, and let each size divide the next",
         )
 
     @property
@@ -69,6 +80,11 @@ class Role:
         prompts go first.
     steps: decode iterations per dispatch. lag: steps dispatched before the tokens of the step
         before them have been seen (0 or 1).
+    growth: output tokens that a request must find room for beside its prompt before it decodes;
+        more pages are taken as it goes on. 0: room for all its output, so nothing runs out.
+    preempt: what happens to the youngest request when pages run out: its KV is computed again
+        here (`recompute`), the request goes back to a prefill instance (`return`), or its KV
+        waits in host memory of `swap_tokens` tokens (`swap`; recompute when that is full).
     """
 
     does: Literal["prefill", "decode", "both"] = "both"
@@ -83,6 +99,9 @@ class Role:
     mixed: bool = False
     steps: int = 1
     lag: int = 0
+    growth: int = 0
+    preempt: Literal["recompute", "return", "swap"] = "recompute"
+    swap_tokens: int = 0
 
     def __post_init__(self):
         for name in ("instances", "tp", "slots", "chunk", "prefills", "steps"):
@@ -90,6 +109,11 @@ class Role:
             _require(value >= 1, f"`{name}` of a role is {value}; it must be at least 1")
         _require(self.lag in (0, 1), f"`lag` of a role is {self.lag}; it must be 0 or 1")
         _require(not self.mixed or self.does == "both", "`mixed` needs a role that does `both`")
+        _require(self.growth >= 0, f"`growth` of a role is {self.growth}; it must be at least 0")
+        _require(
+            self.preempt != "swap" or self.swap_tokens > 0,
+            "a role that preempts by `swap` needs host memory: set `swap_tokens`",
+        )
 
     @property
     def prefills_here(self) -> bool:
@@ -120,20 +144,113 @@ def pool_owner(instance: str, placement: Placement) -> str:
 
 
 @dataclass(frozen=True)
+class Link:
+    """What connects two instances. One way, in bytes, per instance and direction; transfers that
+    share an end share its bandwidth fairly.
+
+    preset: a name in `pdjax.links.PRESETS`, or empty. bytes_per_s: overrides the preset's; 0 with
+    no preset is no link at all: as fast as the devices copy (on a modelled clock, at once).
+    """
+
+    preset: Literal["", "nvlink4", "ici-v5e", "pcie5", "rdma-400g", "rdma-200g", "tcp-10g"] = ""
+    bytes_per_s: float = 0.0
+    latency_s: float = 0.0
+
+    def __post_init__(self):
+        _require(
+            self.bytes_per_s >= 0 and self.latency_s >= 0,
+            f"`link.bytes_per_s` {self.bytes_per_s} and `link.latency_s` {self.latency_s} must "
+            "be at least 0",
+        )
+
+
+@dataclass(frozen=True)
 class Transfer:
     """How KV goes from a prefill pool to a decode pool.
 
-    schedule: `during_prefill` (a layer group leaves as soon as it is computed, chunk by chunk,
-        while the next group computes) or `after_prefill`.
+    transport: `device_put`; `collective` (permutes inside a jitted program over both meshes);
+        `host` (through host memory).
+    schedule: `whole` (after the prompt's last chunk), `chunkwise` (each chunk once its step is
+        done), `layerwise` (each chunk, layer group by layer group, while the next group
+        computes) or `streaming` (as `layerwise`, and the first decode step starts on a layer
+        group as soon as that group has landed).
     groups: layer groups; each is a program of its own and travels by itself. 1 is all at once.
+    checksum: compare, on the devices, what landed with what left.
+    credits: hand-offs that a decode instance accepts before they decode; 0: as many as it has
+        memory for.
     """
 
-    transport: Literal["device_put"] = "device_put"
-    schedule: Literal["during_prefill", "after_prefill"] = "during_prefill"
+    transport: Literal["device_put", "collective", "host"] = "device_put"
+    schedule: Literal["whole", "chunkwise", "layerwise", "streaming"] = "layerwise"
     groups: int = 1
+    checksum: bool = False
+    credits: int = 0
+    link: Link = field(default_factory=Link)
 
     def __post_init__(self):
         _require(self.groups >= 1, f"`transfer.groups` is {self.groups}; it must be at least 1")
+        _require(self.credits >= 0, f"`transfer.credits` is {self.credits}; it must be >= 0")
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Prefix cache: KV of whole blocks stays in its pool until its pages are needed.
+
+    block: tokens per block, a multiple of every pool's page size. eviction: which block goes
+    first. remote: a prefill instance loads from another pool what its own lacks.
+    retention_s: a block not used for so long counts as gone; 0: kept until evicted.
+    """
+
+    prefix: bool = False
+    block: int = 16
+    eviction: Literal["lru", "fifo"] = "lru"
+    remote: bool = True
+    retention_s: float = 0.0
+
+    def __post_init__(self):
+        _require(self.block >= 1, f"`cache.block` is {self.block}; it must be at least 1")
+        _require(self.retention_s >= 0, f"`cache.retention_s` is {self.retention_s}; use >= 0")
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What happens to requests whose KV is lost on the way or with its instance.
+
+    on_failure: `recompute` (up to `attempts` times) or `fail`. lease_s: a step or a hand-off
+    without progress for so long counts as lost; 0: waited for without limit.
+    """
+
+    on_failure: Literal["recompute", "fail"] = "recompute"
+    attempts: int = 3
+    lease_s: float = 0.0
+
+    def __post_init__(self):
+        _require(self.attempts >= 1, f"`recovery.attempts` is {self.attempts}; use at least 1")
+        _require(self.lease_s >= 0, f"`recovery.lease_s` is {self.lease_s}; use >= 0")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault on purpose.
+
+    kind: `drop`, `delay`, `duplicate` or `corrupt` the `at`-th piece that lands (counted over the
+        run, from 1); `stall` every link into `instance` from its `at`-th step on; `kill` `instance`
+        when its `at`-th step would end. seconds: the delay, the stall, or how long the instance is
+        down (0: for good).
+    """
+
+    kind: Literal["drop", "delay", "duplicate", "corrupt", "stall", "kill"]
+    at: int = 1
+    instance: str = ""
+    seconds: float = 0.0
+
+    def __post_init__(self):
+        _require(self.at >= 1, f"`at` of a fault is {self.at}; it counts from 1")
+        _require(
+            bool(self.instance) == (self.kind in ("stall", "kill")),
+            f"a fault that does `{self.kind}` has the instance `{self.instance}`: name one for "
+            "`stall` and `kill` only",
+        )
 
 
 @dataclass(frozen=True)
@@ -223,7 +340,7 @@ class Clock:
     """What tells the time: the wall, or an affine model of it (deterministic, real tokens).
 
     A modelled step lasts step_s + prefill_token_s * prompt tokens + decode_token_s * decode tokens
-    + context_token_s * context tokens read; a transfer link_latency_s + bytes / link_bytes_per_s.
+    + context_token_s * context tokens read; transfers last as `transfer.link` says.
     """
 
     kind: Literal["wall", "modelled"] = "wall"
@@ -231,8 +348,6 @@ class Clock:
     prefill_token_s: float = 1e-4
     decode_token_s: float = 5e-4
     context_token_s: float = 1e-6
-    link_latency_s: float = 1e-4
-    link_bytes_per_s: float = 1e9
 
 
 @dataclass(frozen=True)
@@ -244,6 +359,9 @@ class Config:
     seed: int = 0
     model: Model = field(default_factory=Model)
     transfer: Transfer = field(default_factory=Transfer)
+    cache: Cache = field(default_factory=Cache)
+    recovery: Recovery = field(default_factory=Recovery)
+    faults: tuple[Fault, ...] = ()
     routing: Routing = field(default_factory=Routing)
     workload: Workload = field(default_factory=Workload)
     slo: SLO = field(default_factory=SLO)
@@ -253,6 +371,8 @@ class Config:
         _require(bool(self.placements), "`placements` is empty: name at least one placement")
         for name, placement in self.placements.items():
             check_placement(name, placement)
+            if self.cache.prefix:
+                _check_cache(name, placement, self.cache)
 
     def replace(self, **changes) -> "Config":
         return dataclasses.replace(self, **changes)
@@ -280,6 +400,15 @@ def check_placement(name: str, placement: Placement) -> None:
         _require(
             not role.prefills_here or role.chunk % page_size == 0,
             f"{who}: `chunk` {role.chunk} is not a multiple of `pool.page_size` {page_size}",
+        )
+
+
+def _check_cache(name: str, placement: Placement, cache: Cache) -> None:
+    for role_name, role in placement.items():
+        _require(
+            bool(role.pool_of) or cache.block % role.pool.page_size == 0,
+            f"placement `{name}`, role `{role_name}`: `cache.block` {cache.block} is not a "
+            f"multiple of `pool.page_size` {role.pool.page_size}",
         )
 
 

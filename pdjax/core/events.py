@@ -14,7 +14,8 @@ import msgspec
 
 from pdjax.core.request import Request
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "failed"]
+Purpose = Literal["hand_off", "load", "swap_out", "swap_in"]
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -62,13 +63,41 @@ class Landed(_Message):
     nbytes: int
 
 
+class SendFailed(_Message):
+    """A piece did not arrive, and nothing will write it any more: its way failed, what landed was
+    not what left, or it was cancelled."""
+
+    rid: int
+    send: int
+    why: str
+
+
+class Down(_Message):
+    """An instance died, with its pool, its steps and all that was on its way to it or in it.
+    `returns`: it will come up again, empty."""
+
+    instance: str
+    returns: bool = False
+
+
+class Up(_Message):
+    """An instance that was down is back."""
+
+    instance: str
+
+
+class TimeUp(_Message):
+    """The time that an Alarm named is over; of one moment's events this is the last."""
+
+
 # --- Actions -----------------------------------------------------------------------------
 
 
 class KVHandle(msgspec.Struct, frozen=True):
     """Where a request's KV lies: pages (`pool`, offset, generation), oldest token first.
 
-    `layout` is the fingerprint of the pool's arrays; `capacity` is in tokens.
+    `layout` is the fingerprint of the pool's arrays; `capacity` is in tokens. The first `shared`
+    pages belong to other requests too, or to the prefix cache: they are read, never written.
     """
 
     rid: int
@@ -77,6 +106,7 @@ class KVHandle(msgspec.Struct, frozen=True):
     generations: tuple[int, ...]
     capacity: int
     layout: str = ""
+    shared: int = 0
 
 
 class Hold(_Message):
@@ -85,15 +115,23 @@ class Hold(_Message):
     handle: KVHandle
 
 
+class Grow(_Message):
+    """The request owns these pages too: `handle` has the new ones, and the capacity with them."""
+
+    handle: KVHandle
+
+
 class Release(_Message):
-    """The request's pages in `pool` are free again; whatever read them has finished."""
+    """The request gives back its pages in `pool`; whatever read or wrote them has finished."""
 
     rid: int
     pool: str
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """Prompt tokens [start, start + length) of a request; `last` samples its first token."""
+    """Tokens [start, start + length) of a request's text; `last` samples the token after them.
+
+    The text is the prompt and, where a request's KV is computed again, its tokens so far."""
 
     rid: int
     start: int
@@ -102,18 +140,21 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class Decode(msgspec.Struct, frozen=True):
-    """Up to `count` tokens for the request in `slot`, whose newest token sits at `position`."""
+    """Up to `count` tokens for the request in `slot`, whose newest token sits at `position`.
+    `joined`: it has just taken the slot, so the step before does not have that token."""
 
     slot: int
     rid: int
     position: int
     count: int = 1
+    joined: bool = False
 
 
 class Send(_Message):
     """Copy tokens [start, start + length) of layer group `group` of `groups` between pools.
 
-    `source` and `target` are instances. `id` is unique in the run.
+    `source` and `target` are instances; `INSTANCE.host` is an instance's swap space. `id` is
+    unique in the run. Ends in one Landed or one SendFailed, unless an end of it goes down.
     """
 
     id: int
@@ -124,13 +165,22 @@ class Send(_Message):
     length: int
     group: int
     groups: int
+    purpose: Purpose = "hand_off"
+
+
+class Cancel(_Message):
+    """Piece `send` is not wanted any more. Unless it has landed or failed, SendFailed follows."""
+
+    rid: int
+    send: int
 
 
 class Step(_Message):
     """One step of an instance: prefill chunks, decode slots, or both (a mixed batch).
 
     `steps` decode iterations run in one dispatch. `sends` leave from inside the step: each as
-    soon as its layer group has been computed.
+    soon as its layer group has been computed. `awaits` are pieces (ids of Sends) that may still be
+    on their way: a layer group of the step starts once those of that group have landed.
     """
 
     id: int
@@ -139,6 +189,40 @@ class Step(_Message):
     decodes: tuple[Decode, ...] = ()
     steps: int = 1
     sends: tuple[Send, ...] = ()
+    awaits: tuple[int, ...] = ()
+
+
+class Reuse(_Message):
+    """The first `tokens` tokens of the request's text are in the pool of `instance` already.
+
+    how: `local` (its prefill skips them), `remote` (they were loaded from another pool, the ones
+    after the local ones) or `target` (a decode pool has them, the hand-off skips them)."""
+
+    rid: int
+    instance: str
+    tokens: int
+    how: Literal["local", "remote", "target"]
+
+
+class Preempt(_Message):
+    """The request gives up its pages of `instance` to an older one, and will go on later."""
+
+    rid: int
+    instance: str
+    how: Literal["recompute", "return", "swap"]
+
+
+class Retry(_Message):
+    """The request's KV was lost; it is computed again."""
+
+    rid: int
+    why: str
+
+
+class Alarm(_Message):
+    """TimeUp shall happen at `at_ns`."""
+
+    at_ns: int
 
 
 class Refuse(_Message):
@@ -149,15 +233,18 @@ class Refuse(_Message):
 
 
 class Finish(_Message):
-    """The request ended with `tokens` tokens."""
+    """The request ended with `tokens` tokens. `why` is for the client of one that `failed`."""
 
     rid: int
     reason: FinishReason
     tokens: int
+    why: str = ""
 
 
-Event = Arrived | AbortAsked | StepDone | Landed
-Action = Hold | Release | Send | Step | Refuse | Finish
+Event = Arrived | AbortAsked | StepDone | Landed | SendFailed | Down | Up | TimeUp
+Action = (
+    Hold | Grow | Release | Send | Cancel | Step | Reuse | Preempt | Retry | Alarm | Refuse | Finish
+)
 
 
 # --- The log -----------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def serve(source: Source, backend: Backend, scheduler: Scheduler) -> Iterator[Re
         t_ns, event = backend.next_event()
         expected -= isinstance(event, Arrived)
         yield Record(t_ns, event)
-        for action in scheduler.on_event(event):
+        for action in scheduler.on_event(event, t_ns):
             yield Record(t_ns, action)
             backend.start(action)
             if isinstance(action, Finish | Refuse):
@@ -63,7 +63,7 @@ def first_difference(records: Iterable[Record], scheduler: Scheduler) -> str:
             if replayed:
                 return f"record {number}: the log goes on, the scheduler also wants {replayed[0]}"
             try:
-                replayed = scheduler.on_event(record.body)
+                replayed = scheduler.on_event(record.body, record.t_ns)
             except KeyError:
                 return f"record {number}: nothing that was started can end with {record.body}"
         elif not replayed or replayed[0] != record.body:

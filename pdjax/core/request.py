@@ -34,6 +34,8 @@ class Request(msgspec.Struct, frozen=True):
 
     Decisions use `prompt_len` only. `prompt` (token ids) is for the engine: a simulated
     request, or one read back from a log, leaves it empty. Times are nanoseconds of the run.
+    `blocks` are the chained hashes of the prompt's whole blocks and `tail` the tokens after them,
+    both as core.prefix makes them, for a prefix cache; empty where there is none.
     """
 
     id: int
@@ -42,6 +44,8 @@ class Request(msgspec.Struct, frozen=True):
     sampling: SamplingParams
     client_id: str = ""
     prompt: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()
+    tail: tuple[int, ...] = ()
 
     @property
     def max_tokens(self) -> int:

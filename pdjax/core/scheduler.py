@@ -72,8 +72,8 @@ class Scheduler:
     def idle(self) -> bool:
         return not self.requests
 
-    def on_event(self, event: Event) -> list[Action]:
-        """Everything that is to be done because `event` happened, in order."""
+    def on_event(self, event: Event, now_ns: int) -> list[Action]:
+        """Everything that is to be done because `event` happened at `now_ns`, in order."""
         self._actions = []
         match event:
             case Arrived():

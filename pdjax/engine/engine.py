@@ -119,7 +119,9 @@ class Engine:
 
     def modelled(self, clock: Clock) -> VirtualBackend:
         """Real tokens, times by an affine model: every action is computed when it starts."""
-        return VirtualBackend(affine(clock, self.send_bytes), self._compute, self.note)
+        return VirtualBackend(
+            affine(clock, self.config.transfer.link, self.send_bytes), self._compute, self.note
+        )
 
     def _compute(self, action: Action) -> tuple[Emitted, ...]:
         self.note(action)
@@ -157,7 +159,7 @@ class Engine:
         """Calls that compile, each one program shape, all that prompts of these lengths need."""
         for instance in self.instances.values():
             yield from instance.warm_ups(prompt_lens)
-        whole = self.config.transfer.schedule == "after_prefill"
+        whole = self.config.transfer.schedule == "whole"
         for source, target in self._wires():
             chunk = self.config.model.context if whole else source.role.chunk
             for length in chunk_buckets(prompt_lens, chunk, source.role.prefills):
