@@ -50,7 +50,7 @@ def random_pool(page_size: int, dtype: str, seed: int) -> list[np.ndarray]:
 
 
 def on_mesh(pool: Sequence[np.ndarray], mesh: Mesh) -> list[tuple[jax.Array, ...]]:
-    place = sharding(mesh, POOL_AXES)
+    place = sharding(mesh, POOL_AXES["token_major"])
     return [tuple(jax.device_put(array, place) for array in kv) for kv in pool]
 
 
@@ -120,13 +120,13 @@ def test_nothing_but_move_crosses_meshes():
     source, target = mesh_at(0, 2), mesh_at(2, 2)
     pool = make_pool(layout(16, 2), source)
     with pytest.raises(Exception, match="Disallowed device-to-device transfer"):
-        jax.device_put(pool[0][0], sharding(target, POOL_AXES))
+        jax.device_put(pool[0][0], sharding(target, POOL_AXES["token_major"]))
     with pytest.raises(ValueError, match="incompatible devices"):
         jax.jit(lambda a, b: a + b)(pool[0][0], make_pool(layout(16, 2), target)[0][0])
     piece = [jnp.stack(kv) for kv in pool]
     jax.block_until_ready(move(piece, target))
     with pytest.raises(Exception, match="Disallowed device-to-device transfer"):
-        jax.device_put(piece[0], sharding(target, (None, *POOL_AXES)))
+        jax.device_put(piece[0], sharding(target, (None, *POOL_AXES["token_major"])))
 
 
 @pytest.mark.parametrize(

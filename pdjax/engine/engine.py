@@ -85,7 +85,12 @@ class Engine:
             pool.page_size,
             pool.pages,
             role.tp,
+            self._order(),
         )
+
+    def _order(self) -> kv_pool.Order:
+        """How pools lie in memory: as what reads them in attention wants it."""
+        return "token_major"
 
     def _wires(self) -> list[tuple[Instance, Instance]]:
         """Who can send KV to whom: whoever prefills into a pool that nobody decodes from."""

@@ -1,13 +1,16 @@
 """The arrays of a KV pool, and what reads and writes them.
 
-A pool is one (k, v) pair of arrays [P, p, K, H] per layer. Slab or pages is a matter of which
-pages a request gets (core.blocks), not of the arrays. Programs address a token by its request's
-table of pages: position s is in page table[s // p] at s % p. A table is filled up with P, a page
-that does not exist: writes to it vanish.
+A pool is, per layer, the arrays of its order: `token_major` is a pair (k, v) of [P, p, K, H];
+`fused` is one array kv_PKpJ [P, K, p, 2 H] with K in [0, H) and V in [H, 2 H) of its last axis,
+which is what the kernels read. Slab or pages is a matter of which pages a request gets
+(core.blocks), not of the arrays. Programs address a token by its request's table of pages:
+position s is in page table[s // p] at s % p. A table is filled up with P, a page that does not
+exist: writes to it vanish.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,17 +18,22 @@ from jax.sharding import Mesh, NamedSharding
 
 from pdjax.programs.mesh import sharding
 
-KV = tuple[jax.Array, jax.Array]
-"""(k_PpKH, v_PpKH) of one layer."""
+KV = tuple[jax.Array, ...]
+"""The arrays of one layer: (k_PpKH, v_PpKH) or (kv_PKpJ,)."""
 
-POOL_AXES = ("pages", "page", "kv_heads", "head_dim")
+Order = Literal["token_major", "fused"]
+
+POOL_AXES: Mapping[Order, tuple[str, ...]] = {
+    "token_major": ("pages", "page", "kv_heads", "head_dim"),
+    "fused": ("pages", "kv_heads", "page", "head_dim"),
+}
 PIECE_AXES = (None, "tokens", "kv_heads", "head_dim")
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """What the bytes of a pool mean. Two pools can exchange KV when all but pages, page size
-    and tp agree: those are converted on the way."""
+    """What the bytes of a pool mean. Two pools can exchange KV when all but pages, page size,
+    tp and order agree: those are converted on the way."""
 
     model: str
     layers: int
@@ -35,12 +43,13 @@ class Layout:
     page_size: int
     pages: int
     tp: int
+    order: Order = "token_major"
 
     @property
     def fingerprint(self) -> str:
         return (
             f"{self.model}/L{self.layers}/K{self.kv_heads}/H{self.head_dim}/{self.dtype}"
-            f"/p{self.page_size}/P{self.pages}/tp{self.tp}"
+            f"/{self.order}/p{self.page_size}/P{self.pages}/tp{self.tp}"
         )
 
     @property
@@ -51,10 +60,25 @@ class Layout:
 
 def make_pool(layout: Layout, mesh: Mesh) -> list[KV]:
     """Zeroed arrays, heads split over the mesh."""
-    shape = (layout.pages, layout.page_size, layout.kv_heads, layout.head_dim)
-    place = sharding(mesh, POOL_AXES)
+    P, p, K, H = layout.pages, layout.page_size, layout.kv_heads, layout.head_dim
+    shape = (P, p, K, H) if layout.order == "token_major" else (P, K, p, 2 * H)
+    place = sharding(mesh, POOL_AXES[layout.order])
     zeros = jax.jit(lambda: jnp.zeros(shape, layout.dtype), out_shardings=place)
-    return [(zeros(), zeros()) for _ in range(layout.layers)]
+    arrays = 2 if layout.order == "token_major" else 1
+    return [tuple(zeros() for _ in range(arrays)) for _ in range(layout.layers)]
+
+
+def order_of(kv: KV) -> Order:
+    return "fused" if len(kv) == 1 else "token_major"
+
+
+def pool_sharding(kv: KV, mesh: Mesh) -> NamedSharding:
+    """Where the arrays of a layer lie: heads split over the mesh."""
+    return sharding(mesh, POOL_AXES[order_of(kv)])
+
+
+def page_size_of(kv: KV) -> int:
+    return kv[0].shape[2 if order_of(kv) == "fused" else 1]
 
 
 def write(
@@ -64,10 +88,9 @@ def write(
     table_Bn: jax.Array,
     start_B: jax.Array,
     length_B: jax.Array,
-    where: NamedSharding,
 ) -> KV:
     """Row b's tokens go to positions start_B[b] + [0, length_B[b]); the rest is dropped."""
-    pages, page = kv[0].shape[:2]
+    pages, page = kv[0].shape[0], page_size_of(kv)
     T = k_BTKH.shape[1]
     t_1T = jnp.arange(T, dtype=jnp.int32)[None, :]
     at_BT = start_B[:, None] + t_1T
@@ -80,22 +103,33 @@ def write(
         page_BT = jnp.pad(page_BT, ((0, 0), (0, 1)), constant_values=pages)
         at_BT = jnp.pad(at_BT, ((0, 0), (0, 1)))
 
-    def put(pool: jax.Array, new_BTKH: jax.Array) -> jax.Array:
+    def put(pool: jax.Array, new_BTKX: jax.Array) -> jax.Array:
         more = page_BT.shape[1] - T
-        new_BTKH = jnp.pad(new_BTKH.astype(pool.dtype), ((0, 0), (0, more), (0, 0), (0, 0)))
-        pool = pool.at[page_BT, at_BT % page].set(new_BTKH, mode="drop")
-        return jax.lax.with_sharding_constraint(pool, where)
+        new_BTKX = jnp.pad(new_BTKX.astype(pool.dtype), ((0, 0), (0, more), (0, 0), (0, 0)))
+        return pool.at[_at(kv, page_BT, at_BT % page)].set(new_BTKX, mode="drop")
 
+    if order_of(kv) == "fused":
+        return (put(kv[0], jnp.concatenate([k_BTKH, v_BTKH], axis=-1)),)
     return put(kv[0], k_BTKH), put(kv[1], v_BTKH)
+
+
+def _at(kv: KV, page_X: jax.Array, place_X: jax.Array) -> tuple:
+    """Indexes a pool's array by tokens: what comes out, or goes in, is [X..., K, H or J]."""
+    return (page_X, slice(None), place_X) if order_of(kv) == "fused" else (page_X, place_X)
 
 
 def extract(kvs: Sequence[KV], table_n: jax.Array, start: jax.Array, T: int) -> list[jax.Array]:
     """T tokens from position `start` of one request, per layer one array [2, T, K, H]."""
-    page = kvs[0][0].shape[1]
+    page = page_size_of(kvs[0])
     at_T = start + jnp.arange(T, dtype=jnp.int32)
     n_T = jnp.minimum(at_T // page, table_n.shape[0] - 1)
-    where = (table_n[n_T], at_T % page)
-    return [jnp.stack([pool.at[where].get(mode="clip") for pool in kv]) for kv in kvs]
+    where = _at(kvs[0], table_n[n_T], at_T % page)
+
+    def read(kv: KV) -> jax.Array:
+        parts = [pool.at[where].get(mode="clip") for pool in kv]
+        return jnp.stack(jnp.split(parts[0], 2, axis=-1) if len(parts) == 1 else parts)
+
+    return [read(kv) for kv in kvs]
 
 
 def insert(
@@ -104,11 +138,10 @@ def insert(
     table_n: jax.Array,
     start: jax.Array,
     length: jax.Array,
-    where: NamedSharding,
 ) -> list[KV]:
     """The other end of `extract`: `length` of the piece's tokens go to position `start` on."""
     row = (table_n[None], jnp.reshape(start, (1,)), jnp.reshape(length, (1,)))
     return [
-        write(kv, piece[0][None], piece[1][None], *row, where)
+        write(kv, piece[0][None], piece[1][None], *row)
         for kv, piece in zip(kvs, pieces_2TKH, strict=True)
     ]

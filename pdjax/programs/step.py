@@ -21,7 +21,6 @@ from pdjax.programs import kv as pool
 from pdjax.programs import model
 from pdjax.programs.batch import Chunks, Slots
 from pdjax.programs.forward import Rows, run_group
-from pdjax.programs.mesh import sharding
 from pdjax.programs.sampling import Given, Sampling, sample
 
 
@@ -60,7 +59,6 @@ class StepPrograms(NamedTuple):
 @functools.cache
 def step_programs(arch: Architecture, mesh: Mesh) -> StepPrograms:
     """The jitted programs of one mesh; every instance on it shares them."""
-    where = sharding(mesh, pool.POOL_AXES)
 
     def begin(head, tokens_B, slots: Slots | None, chunks: Chunks | None):
         tokens = []
@@ -72,7 +70,7 @@ def step_programs(arch: Architecture, mesh: Mesh) -> StepPrograms:
         return model.embed(arch, head, jnp.concatenate(tokens)), tokens_B
 
     def group(layers, kvs, x_TD, slots: Slots | None, chunks: Chunks | None):
-        return run_group(arch, layers, kvs, x_TD, _blocks(slots, chunks), where)
+        return run_group(arch, layers, kvs, x_TD, _blocks(slots, chunks), mesh)
 
     def pick(x_TD, length_C, *, slots: int):
         C = length_C.shape[0]

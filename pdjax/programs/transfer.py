@@ -32,15 +32,14 @@ class TransferPrograms(NamedTuple):
 
 @functools.cache
 def transfer_programs(arch: Architecture, mesh: Mesh) -> TransferPrograms:
-    where = sharding(mesh, pool.POOL_AXES)
-
     @functools.partial(jax.jit, static_argnames="T")
     def extract(kvs, table_n, start, *, T):
         return pool.extract(kvs, table_n, start, T)
 
     @functools.partial(jax.jit, donate_argnames="kvs")
     def insert(kvs, piece, table_n, start, length):
-        return pool.insert(kvs, piece, table_n, start, length, where), length
+        kvs = pool.insert(kvs, piece, table_n, start, length)
+        return jax.lax.with_sharding_constraint(kvs, pool.pool_sharding(kvs[0], mesh)), length
 
     return TransferPrograms(extract, insert)
 
