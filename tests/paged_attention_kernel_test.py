@@ -1,0 +1,88 @@
+"""Every implementation of attention over fused pages equals attention in float64."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from kernel_problems import Problem, assert_solved, problem
+
+from kernels_pallas import specs as spec_types
+from kernels_pallas.dispatch import UnsupportedError
+from kernels_pallas.paged_attention import fused_paged_attention
+from kernels_pallas.paged_attention.specs import REAL, TINY
+from kernels_pallas.pages import Pages
+
+IMPLEMENTATIONS = ("xla",)
+
+
+def attend(spec: spec_types.Spec, p: Problem, implementation: str, **more) -> jax.Array:
+    function = functools.partial(
+        fused_paged_attention, implementation=implementation, **{**spec.options(), **more}
+    )
+    return jax.jit(function)(*p.arguments)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("spec", TINY, ids=lambda spec: spec.name)
+def test_implementation_matches_float64(spec, implementation):
+    p = problem(spec)
+    assert_solved(spec, p, attend(spec, p, implementation))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("page", [16, 32])
+def test_text_in_two_pools_matches_text_in_one(implementation, page):
+    """The first tokens of each text lie in one pool, the others in another of larger pages."""
+    spec = dataclasses.replace(TINY[0], B=6, T=2)
+    p = problem(spec)
+    end_B = p.start_B + p.length_B
+    split_B = np.array([50, 0, 17, 1, 9, 15], np.int32)  # of 96, 0, 17, 1, 16 and 15 tokens
+    n = -(-spec.S // page)
+    _, K, _, J = p.pages.kv_PKpJ.shape
+    second_PKpJ = np.full((spec.B * n, K, page, J), np.nan, np.float32)
+    table_Bn = np.arange(spec.B * n, dtype=np.int32).reshape(spec.B, n)
+    first_PKpJ = np.array(p.pages.kv_PKpJ)
+    for b in range(spec.B):
+        for s in range(split_B[b], end_B[b]):
+            old = p.table_Bn[b, s // spec.page], slice(None), s % spec.page
+            at = s - split_B[b]
+            second_PKpJ[table_Bn[b, at // page], :, at % page] = first_PKpJ[old]
+            first_PKpJ[old] = np.nan
+    got = fused_paged_attention(
+        p.q_BTNH,
+        (Pages(jnp.asarray(first_PKpJ)), Pages(jnp.asarray(second_PKpJ))),
+        (p.table_Bn, table_Bn),
+        p.start_B,
+        p.length_B,
+        split_B=split_B,
+        implementation=implementation,
+    )
+    assert_solved(spec, p, got)
+
+
+def test_named_implementation_declines_in_one_line():
+    p = problem(dataclasses.replace(TINY[0], H=24))
+    for implementation, message in (
+        ("cuda", "`implementation` 'cuda' is none of"),
+    ):
+        with pytest.raises(ValueError, match=message) as error:
+            fused_paged_attention(*p.arguments, implementation=implementation)
+        assert "\n" not in str(error.value)
+    assert issubclass(UnsupportedError, ValueError)
+
+
+def test_pages_and_scales_must_fit():
+    p = problem(TINY[0])
+    pages = Pages(np.zeros_like(p.pages.kv_PKpJ, np.int8))
+    with pytest.raises(ValueError, match="pages of int8 need `scale_P1X`"):
+        fused_paged_attention(p.q_BTNH, pages, *p.arguments[2:])
+    with pytest.raises(ValueError, match="2 pool"):
+        fused_paged_attention(p.q_BTNH, [p.pages] * 2, [p.table_Bn] * 2, p.start_B, p.length_B)
+
+
+def test_names_of_shapes_are_unique():
+    names = [spec.name for spec in (*TINY, *REAL)]
+    assert len(set(names)) == len(names)
