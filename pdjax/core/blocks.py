@@ -1,16 +1,12 @@
-"""Page accounting of one pool: who holds which pages, and which generation of them.
+"""Allocators: which pages of a pool go to whom. Each tells what is `free`, takes and gives back.
 
-Conservation: what was held and released is free again. Single writer: a page has one owner,
-and a page's generation grows when it is released, so that an old address can be told.
+`take(count)` returns so many pages, or None (and takes nothing) when it cannot. `give(pages)`
+takes back any pages that are out, in any order and grouping. `largest_run` is the most pages
+that one request could get now.
 """
 
 from bisect import bisect_left
-
-from pdjax.core.events import KVHandle
-
-
-class StaleAddress(RuntimeError):
-    """A handle names a page whose owner has changed since; reading it would be wrong."""
+from collections.abc import Collection, Iterable
 
 
 class PageAllocator:
@@ -25,7 +21,6 @@ class PageAllocator:
 
     @property
     def largest_run(self) -> int:
-        """Most pages one request could get now."""
         return len(self._free)
 
     def take(self, count: int) -> tuple[int, ...] | None:
@@ -36,39 +31,64 @@ class PageAllocator:
         del self._free[cut:]
         return taken
 
-    def give(self, pages: tuple[int, ...]) -> None:
-        self._free.extend(reversed(pages))
+    def give(self, pages: Collection[int]) -> None:
+        self._free.extend(reversed(tuple(pages)))
 
 
 class SlabAllocator:
     """One contiguous run of pages per request: first fit, neighbours coalesced on release."""
 
     def __init__(self, pages: int):
+        self.free = pages
         self._starts = [0]
         self._lengths = [pages]
-
-    @property
-    def free(self) -> int:
-        return sum(self._lengths)
 
     @property
     def largest_run(self) -> int:
         return max(self._lengths, default=0)
 
+    def largest_run_with(self, extra: Iterable[int]) -> int:
+        """`largest_run` as it would be if the pages `extra` came back."""
+        longest = run = end = 0
+        runs = zip(self._starts, self._lengths, strict=True)
+        for start, length in sorted((*runs, *((page, 1) for page in extra))):
+            run = run + length if start == end else length
+            end = start + length
+            longest = max(longest, run)
+        return longest
+
     def take(self, count: int) -> tuple[int, ...] | None:
-        for i, (start, length) in enumerate(zip(self._starts, self._lengths, strict=True)):
-            if length < count:
-                continue
-            if length == count:
-                del self._starts[i], self._lengths[i]
-            else:
-                self._starts[i] += count
-                self._lengths[i] -= count
-            return tuple(range(start, start + count))
+        for i, length in enumerate(self._lengths):
+            if length >= count:
+                return self._cut(i, count)
         return None
 
-    def give(self, pages: tuple[int, ...]) -> None:
-        start, length = pages[0], len(pages)
+    def take_at(self, start: int, count: int) -> tuple[int, ...] | None:
+        """The pages from `start` on, which a neighbour grows into, or None when they are not free.
+
+        Free runs never touch, so pages after one that is out are the beginning of a free run.
+        """
+        i = bisect_left(self._starts, start)
+        if i < len(self._starts) and self._starts[i] == start and self._lengths[i] >= count:
+            return self._cut(i, count)
+        return None
+
+    def give(self, pages: Collection[int]) -> None:
+        self.free += len(pages)
+        for start, length in _runs(pages):
+            self._give_run(start, length)
+
+    def _cut(self, i: int, count: int) -> tuple[int, ...]:
+        start = self._starts[i]
+        if self._lengths[i] == count:
+            del self._starts[i], self._lengths[i]
+        else:
+            self._starts[i] += count
+            self._lengths[i] -= count
+        self.free -= count
+        return tuple(range(start, start + count))
+
+    def _give_run(self, start: int, length: int) -> None:
         i = bisect_left(self._starts, start)
         if i < len(self._starts) and self._starts[i] == start + length:
             length += self._lengths[i]
@@ -80,53 +100,90 @@ class SlabAllocator:
             self._lengths.insert(i, length)
 
 
-class Ledger:
-    """The accounting of one pool. Pages go out as KVHandles and come back by them."""
+class ClassAllocator:
+    """Blocks of a few sizes: runs of so many pages, aligned to their size.
 
-    def __init__(self, name: str, *, pages: int, page_size: int, form: str, layout: str = ""):
-        self.name, self.pages, self.page_size, self.layout = name, pages, page_size, layout
-        self._allocator = SlabAllocator(pages) if form == "slab" else PageAllocator(pages)
-        self._generations = [0] * pages
+    A request gets the largest blocks that fit into what it needs, then smaller ones; the
+    smallest is one page, so nothing is refused while pages are free. A larger block is split
+    when smaller ones run out, and made whole again when all its parts are back.
+    """
 
-    @property
-    def free(self) -> int:
-        return self._allocator.free
+    def __init__(self, pages: int, sizes: tuple[int, ...]):
+        """sizes: of blocks, in pages; the first is 1, and each divides the next."""
+        self.free = 0
+        self._sizes = sizes
+        # Starts of free blocks by size, as dicts: the last put in is the first taken out.
+        self._blocks: list[dict[int, None]] = [{} for _ in sizes]
+        self.give(range(pages))
 
     @property
     def largest_run(self) -> int:
-        return self._allocator.largest_run
+        return self.free
 
-    def pages_for(self, tokens: int) -> int:
-        return -(-tokens // self.page_size)
-
-    def could_ever_hold(self, tokens: int) -> bool:
-        return self.pages_for(tokens) <= self.pages
-
-    def can_hold(self, tokens: int) -> bool:
-        return self.pages_for(tokens) <= self.largest_run
-
-    def hold(self, rid: int, tokens: int) -> KVHandle | None:
-        """Pages for `tokens` tokens of request `rid`, or None when there is no room now."""
-        count = self.pages_for(tokens)
-        pages = self._allocator.take(count)
-        if pages is None:
+    def take(self, count: int) -> tuple[int, ...] | None:
+        if count > self.free:
             return None
-        generations = tuple(self._generations[page] for page in pages)
-        return KVHandle(rid, self.name, pages, generations, count * self.page_size, self.layout)
+        taken: list[int] = []
+        for i in range(len(self._sizes) - 1, -1, -1):
+            size = self._sizes[i]
+            while count - len(taken) >= size and (start := self._pop(i)) is not None:
+                taken.extend(range(start, start + size))
+        self.free -= count
+        return tuple(taken)
 
-    def check(self, handle: KVHandle) -> None:
-        """Raises StaleAddress unless every page still belongs to the handle's owner."""
-        if handle.pool != self.name:
-            raise StaleAddress(f"handle of pool `{handle.pool}` used on pool `{self.name}`")
-        for page, generation in zip(handle.pages, handle.generations, strict=True):
-            if self._generations[page] != generation:
-                raise StaleAddress(
-                    f"request {handle.rid} holds page {page} of pool `{self.name}` at generation "
-                    f"{generation}, but the page is at {self._generations[page]}"
-                )
+    def give(self, pages: Collection[int]) -> None:
+        self.free += len(pages)
+        ordered = sorted(pages)
+        blocks, at = [], 0
+        while at < len(ordered):
+            i = self._largest_block(ordered, at)
+            blocks.append((i, ordered[at]))
+            at += self._sizes[i]
+        for i, start in reversed(blocks):
+            self._put(i, start)
 
-    def release(self, handle: KVHandle) -> None:
-        self.check(handle)
-        for page in handle.pages:
-            self._generations[page] += 1
-        self._allocator.give(handle.pages)
+    def _largest_block(self, ordered: list[int], at: int) -> int:
+        """Index of the largest size of which a whole block begins at `ordered[at]`."""
+        start = ordered[at]
+        for i in range(len(self._sizes) - 1, 0, -1):
+            end = at + self._sizes[i] - 1
+            aligned = start % self._sizes[i] == 0
+            if aligned and end < len(ordered) and ordered[end] == start + self._sizes[i] - 1:
+                return i
+        return 0
+
+    def _pop(self, i: int) -> int | None:
+        """A free block of size `i`, if need be split off a larger one."""
+        if self._blocks[i]:
+            return self._blocks[i].popitem()[0]
+        if i + 1 == len(self._sizes) or (start := self._pop(i + 1)) is None:
+            return None
+        rest = range(start + self._sizes[i], start + self._sizes[i + 1], self._sizes[i])
+        self._blocks[i].update(dict.fromkeys(reversed(rest)))
+        return start
+
+    def _put(self, i: int, start: int) -> None:
+        """Puts a block of size `i` back, together with its siblings if they are all free."""
+        blocks = self._blocks[i]
+        blocks[start] = None
+        if i + 1 == len(self._sizes):
+            return
+        whole = start - start % self._sizes[i + 1]
+        siblings = range(whole, whole + self._sizes[i + 1], self._sizes[i])
+        if all(sibling in blocks for sibling in siblings):
+            for sibling in siblings:
+                del blocks[sibling]
+            self._put(i + 1, whole)
+
+
+Allocator = PageAllocator | SlabAllocator | ClassAllocator
+
+
+def _runs(pages: Collection[int]) -> Iterable[tuple[int, int]]:
+    """(start, length) of each run of neighbours in `pages`."""
+    ordered = sorted(pages)
+    start = 0
+    for i in range(1, len(ordered) + 1):
+        if i == len(ordered) or ordered[i] != ordered[i - 1] + 1:
+            yield ordered[start], i - start
+            start = i
