@@ -1,0 +1,352 @@
+"""What the attention kernels for Hopper are made of: pages copied into rings of shared memory by
+the copy engine, made into tiles that the matrix unit can read, and the softmax's step over them.
+
+The matrix unit (wgmma) takes its right operand from shared memory, in bfloat16. Pages of bfloat16
+are such tiles as they arrive; others are converted: int8 and float8_e4m3fn exactly (their scales
+multiply scores and probabilities, not keys and values), float32 into a sum of three of bfloat16,
+each what the rounding of those before it lost: 24 bits, like float32's own.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from kernels_pallas.dispatch import UnsupportedError
+from kernels_pallas.pages import Pages
+
+ROWS = 64  # queries of a warpgroup: the M of wgmma
+MASKED = -1e30  # finite, so that a row with nothing to see has no NaN
+SHARED_MEMORY = 232448  # bytes a block of threads can have on sm_90
+_TILE = plgpu.Layout.WGMMA
+_PER_ROW, _PER_KEY = _TILE.reduce(1), _TILE.reduce(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Walk:
+    """One kernel's static side: S = `block` keys at a time, `depth` blocks in flight."""
+
+    K: int
+    H: int
+    page: int
+    dtype: jnp.dtype
+    q_dtype: jnp.dtype
+    scaled: bool
+    block: int
+    depth: int
+    scale: float
+    window: int | None
+    softcap: float | None
+    interpret: bool
+
+    @property
+    def parts(self) -> int:
+        """Tiles of bfloat16 that make up a block of pages."""
+        return 3 if self.dtype == jnp.float32 else 1
+
+    @property
+    def q_parts(self) -> int:
+        return 3 if self.q_dtype == jnp.float32 else 1
+
+    @property
+    def direct(self) -> bool:
+        """Pages are tiles as they are."""
+        return self.dtype == jnp.bfloat16
+
+    @property
+    def chunk(self) -> int:
+        """Tokens that lie side by side, whichever page they are in."""
+        return min(self.page, self.block)
+
+    @property
+    def compiler_params(self) -> plgpu.CompilerParams:
+        # Nothing is reduced across warps: that scratch would cost a third block of threads.
+        return plgpu.CompilerParams(
+            approx_math=self.q_dtype != jnp.float32, reduction_scratch_bytes=0
+        )
+
+
+def walk_of(
+    q_dtype: jnp.dtype,
+    pages: Pages,
+    *,
+    block: int,
+    depth: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    interpret: bool,
+) -> Walk:
+    """Raises UnsupportedError for what the kernels cannot do."""
+    _, K, page, J = pages.kv_PKpJ.shape
+    H, dtype = J // 2, pages.kv_PKpJ.dtype
+    if dtype not in (jnp.bfloat16, jnp.float32, jnp.int8, jnp.float8_e4m3fn):
+        raise UnsupportedError(f"pages are {dtype}; the GPU kernels take bfloat16, float32, int8 "
+                               "and float8_e4m3fn: convert the pool, or use `xla`")
+    if q_dtype not in (jnp.bfloat16, jnp.float32):
+        raise UnsupportedError(f"`q` is {q_dtype}; the GPU kernels take bfloat16 and float32")
+    if H not in (64, 128):
+        raise UnsupportedError(f"H = {H}; the GPU kernels take heads of 64 and 128: use `xla`")
+    if page < 8 or page & (page - 1):
+        raise UnsupportedError(f"pages hold {page} tokens; the GPU kernels take powers of two from "
+                               "8 on: change `page_size`")
+    return Walk(
+        K, H, page, jnp.dtype(dtype), jnp.dtype(q_dtype), pages.quantised, block, depth, scale,
+        window, softcap, interpret,
+    )
+
+
+class Ring(NamedTuple):
+    """Shared memory of `depth` blocks; a slot is in one after the other's use."""
+
+    kv_DSJ: Any  # pages as they are
+    tile_DXSJ: Any  # X parts in bfloat16; None where pages are tiles already
+    scale_D2S: Any  # None where nothing is scaled
+    landed_D: Any  # barriers: all copies of a block are done
+
+
+def ring_types(walk: Walk) -> Ring:
+    """What to ask of `plgpu.kernel`."""
+    D, S, J = walk.depth, walk.block, 2 * walk.H
+    copies = S // walk.chunk * (3 if walk.scaled else 1)
+    return Ring(
+        matrix((D, S, J), walk.dtype),
+        None if walk.direct else matrix((D, walk.parts, S, J), jnp.bfloat16),
+        plgpu.SMEM((D, 2, S), jnp.float32) if walk.scaled else None,
+        plgpu.Barrier(num_arrivals=copies, num_barriers=D),
+    )
+
+
+def matrix(shape: tuple[int, ...], dtype: jnp.dtype) -> Any:
+    """Shared memory in the order that wgmma reads: tiles of 8 rows, at most 128 bytes wide."""
+    size = jnp.dtype(dtype).itemsize
+    columns = min(64, 128 // size)
+    return plgpu.SMEM(
+        shape,
+        dtype,
+        transforms=(plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(columns * size)),
+    )
+
+
+def split(x: jax.Array, parts: int) -> jax.Array:
+    """x as a sum of bfloat16 parts, [parts, *x.shape]."""
+    sums = []
+    for _ in range(parts):
+        sums.append(x.astype(jnp.bfloat16))
+        x = x - sums[-1].astype(x.dtype)
+    return jnp.stack(sums)
+
+
+class Text(NamedTuple):
+    """The keys that a row of the table leads to."""
+
+    kv_PKpJ: Any
+    scale_P1X: Any
+    table_Bn: Any
+    row: jax.Array
+    head: jax.Array
+    keys: jax.Array  # how many there are
+
+
+def start_block(walk: Walk, text: Text, ring: Ring, block: jax.Array, slot: jax.Array) -> None:
+    """Copies the pages of a block into a slot. What lies past the text's end is never looked up:
+    its last page comes instead."""
+    chunk, page = walk.chunk, walk.page
+    last = lax.div(text.keys - 1, chunk) * chunk
+    for i in range(walk.block // chunk):
+        at = jnp.minimum(block * walk.block + i * chunk, last)
+        place, inside = text.table_Bn[text.row, lax.div(at, page)], lax.rem(at, page)
+        here = pl.ds(i * chunk, chunk)
+        plgpu.copy_gmem_to_smem(
+            text.kv_PKpJ.at[place, text.head, pl.ds(inside, chunk)],
+            ring.kv_DSJ.at[slot, here],
+            ring.landed_D.at[slot],
+        )
+        for which in range(2 if walk.scaled else 0):
+            lane = (text.head * 2 + which) * page + inside
+            plgpu.copy_gmem_to_smem(
+                text.scale_P1X.at[place, 0, pl.ds(lane, chunk)],
+                ring.scale_D2S.at[slot, which, here],
+                ring.landed_D.at[slot],
+            )
+
+
+def finish_block(walk: Walk, text: Text, ring: Ring, block: jax.Array, slot: jax.Array) -> None:
+    """Waits for a block's copies and makes tiles of them, zero past the text's end: memory that
+    nobody wrote may hold NaN, and 0 * NaN must not enter the sums."""
+    plgpu.barrier_wait(ring.landed_D.at[slot])
+    valid = text.keys - block * walk.block
+
+    def each(lanes: range, convert: bool) -> None:
+        for row in range(0, walk.block, ROWS):
+            here = pl.ds(row, ROWS)
+            for lane in lanes:
+                there = pl.ds(lane, 64)
+                x = plgpu.load(ring.kv_DSJ.at[slot, here, there], layout=_TILE, optimized=False)
+                if convert:
+                    x = x.astype(jnp.float32)
+                at = plgpu.broadcasted_iota(jnp.int32, x.shape, 0, layout=_TILE) + row
+                x = jnp.where(at < valid, x, jnp.zeros((), x.dtype))
+                if not convert:
+                    ring.kv_DSJ[slot, here, there] = x
+                    continue
+                for part in range(walk.parts):
+                    rounded = x.astype(jnp.bfloat16)
+                    ring.tile_DXSJ[slot, part, here, there] = rounded
+                    x = x - rounded.astype(jnp.float32)
+        plgpu.commit_smem()
+
+    if not walk.direct:
+        each(range(0, 2 * walk.H, 64), convert=True)
+    else:
+        pl.when(valid < walk.block)(lambda: each(range(walk.H, 2 * walk.H, 64), convert=False))
+
+
+class State(NamedTuple):
+    """The softmax so far, of each row (Milakov and Gimelshein 2018, arXiv 1805.02867)."""
+
+    o_RH: jax.Array  # not yet divided by the sum
+    top_R: jax.Array  # of the scores, times log2(e)
+    sum_R: jax.Array
+
+
+def empty(walk: Walk) -> State:
+    def full(shape, value, layout):
+        return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
+
+    return State(
+        full((ROWS, walk.H), 0, _TILE),
+        full((ROWS,), MASKED, _PER_ROW),
+        full((ROWS,), 0, _PER_ROW),
+    )
+
+
+class Queries(NamedTuple):
+    """A warpgroup's rows: row r stands at position first + step(r)."""
+
+    q_XRH: Any
+    first: jax.Array
+    last: jax.Array
+    step: Callable[[jax.Array], jax.Array]
+
+
+def scores(
+    walk: Walk, queries: Queries, text: Text, ring: Ring, block: jax.Array, slot: jax.Array,
+    issued: Callable[[], None] = lambda: None,
+) -> jax.Array:
+    """Of 64 rows and a block of keys, times log2(e), MASKED where a row must not look. `issued` is
+    called while the matrix unit works."""
+    shape, at = (ROWS, walk.block), block * walk.block
+
+    def product(out_RS: Any) -> jax.Array:
+        for i, j in _products(walk):
+            k_SH = _tile(walk, ring, slot, j).at[:, pl.ds(0, walk.H)]
+            plgpu.wgmma(out_RS, queries.q_XRH.at[i], k_SH.transpose((1, 0)))
+        issued()
+        return out_RS[...]
+
+    s_RS = pl.run_scoped(product, plgpu.ACC(shape, jnp.float32))
+    factor = walk.scale if walk.softcap is None else walk.scale / walk.softcap
+    if walk.softcap is None:
+        factor *= math.log2(math.e)
+    if walk.scaled:
+        s_RS *= _columns(_key_scales(ring, slot, 0) * factor, shape)
+    else:
+        s_RS *= factor
+    if walk.softcap is not None:
+        s_RS = jnp.tanh(s_RS) * (walk.softcap * math.log2(math.e))
+    some_hidden = (at + walk.block > queries.first + 1) | (at + walk.block > text.keys)
+    if walk.window is not None:
+        some_hidden |= at <= queries.last - walk.window
+
+    def mask(s_RS: jax.Array) -> jax.Array:
+        key = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=_TILE) + at
+        row = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=_TILE)
+        position = queries.first + queries.step(row)
+        seen = (key <= position) & (key < text.keys)
+        if walk.window is not None:
+            seen &= key > position - walk.window
+        return jnp.where(seen, s_RS, MASKED)
+
+    return lax.cond(some_hidden, mask, lambda s_RS: s_RS, s_RS)
+
+
+def softmax_step(state: State, s_RS: jax.Array) -> tuple[jax.Array, jax.Array, State]:
+    """p_RS, what the sums so far shrink by, and the state without this block's values. A row that
+    has seen nothing yet sums garbage, which its first key shrinks to zero."""
+    top_R = jnp.maximum(state.top_R, s_RS.max(axis=1))
+    shrink_R = jnp.exp2(state.top_R - top_R)
+    p_RS = jnp.exp2(s_RS - _rows(top_R, s_RS.shape))
+    return p_RS, shrink_R, State(state.o_RH, top_R, state.sum_R * shrink_R + p_RS.sum(axis=1))
+
+
+def add_values(
+    walk: Walk, text: Text, ring: Ring, block: jax.Array, slot: jax.Array,
+    p_RS: jax.Array, shrink_R: jax.Array, state: State, p_smem: Any,
+    issued: Callable[[], None] = lambda: None,
+) -> State:
+    """The state with p_RS times the block's values. `p_smem` is for interpret mode, which cannot
+    take a matrix from registers."""
+    if walk.scaled:
+        scale_S = _key_scales(ring, slot, 1)
+        at_S = plgpu.broadcasted_iota(jnp.int32, scale_S.shape, 0, layout=_PER_KEY)
+        valid_S = at_S < text.keys - block * walk.block
+        p_RS *= _columns(jnp.where(valid_S, scale_S, 0.0), p_RS.shape)
+    parts = []
+    for part in range(walk.q_parts):
+        parts.append(p_RS.astype(jnp.bfloat16))
+        p_RS = p_RS - parts[-1].astype(jnp.float32)
+        if walk.interpret:
+            p_smem[part] = parts[-1]
+            parts[-1] = p_smem.at[part]
+    if walk.interpret:
+        plgpu.commit_smem()
+
+    def product(out_RH: Any) -> jax.Array:
+        for i, j in _products(walk):
+            v_SH = _tile(walk, ring, slot, j).at[:, pl.ds(walk.H, walk.H)]
+            plgpu.wgmma(out_RH, parts[i], v_SH)
+        issued()
+        return out_RH[...]
+
+    pv_RH = pl.run_scoped(product, plgpu.ACC((ROWS, walk.H), jnp.float32))
+    return state._replace(o_RH=state.o_RH * _rows(shrink_R, pv_RH.shape) + pv_RH)
+
+
+def normalised(state: State) -> tuple[jax.Array, jax.Array]:
+    """o_RH and the log2 of each row's sum of exp2."""
+    sum_R = jnp.where(state.sum_R > 0, state.sum_R, 1.0)
+    return state.o_RH / _rows(sum_R, state.o_RH.shape), state.top_R + jnp.log2(sum_R)
+
+
+def p_type(walk: Walk, warpgroups: int) -> Any:
+    if not walk.interpret:
+        return None
+    return matrix((warpgroups, walk.q_parts, ROWS, walk.block), jnp.bfloat16)
+
+
+def _products(walk: Walk) -> list[tuple[int, int]]:
+    """Pairs of parts of the left and the right operand: all whose product is not lost anyway."""
+    return [(i, j) for i in range(walk.q_parts) for j in range(walk.parts) if i + j < 3]
+
+
+def _tile(walk: Walk, ring: Ring, slot: jax.Array, part: int) -> Any:
+    return ring.kv_DSJ.at[slot] if walk.direct else ring.tile_DXSJ.at[slot, part]
+
+
+def _key_scales(ring: Ring, slot: jax.Array, which: int) -> jax.Array:
+    return plgpu.load(ring.scale_D2S.at[slot, which], layout=_PER_KEY, optimized=False)
+
+
+def _rows(x_R: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return lax.broadcast_in_dim(x_R, shape, [0])
+
+
+def _columns(x_S: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return lax.broadcast_in_dim(x_S, shape, [1])

@@ -1,0 +1,172 @@
+"""Mosaic GPU implementation for Hopper: decode, bound by the bandwidth to memory.
+
+One warpgroup attends the queries of one kv head of one row, G T of them packed into the 64 rows of
+the matrix unit, to a share of the keys (Flash-Decoding: Dao et al. 2023). It keeps copies of the
+next blocks in flight while it computes; two or more such blocks of threads share a multiprocessor,
+and fill each other's waits. The shares are combined by XLA.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from kernels_pallas import hopper
+from kernels_pallas.dispatch import UnsupportedError
+from kernels_pallas.paged_attention.ref import Partial
+from kernels_pallas.pages import Pages
+
+MULTIPROCESSORS = 132  # of an H100 SXM and an H200
+MAX_SHARES = 32
+
+
+def partial_attention(
+    q_BTNH: jax.Array,
+    pages: Pages,
+    table_Bn: jax.Array,
+    position_B: jax.Array,
+    keys_B: jax.Array,
+    *,
+    window: int | None,
+    softcap: float | None,
+    scale: float,
+    run: int,
+    interpret: bool = False,
+) -> Partial:
+    """See api.BACKENDS. `run` says nothing here: a block's pages are copied one by one."""
+    B, T, N, H = q_BTNH.shape
+    direct = pages.kv_PKpJ.dtype == jnp.bfloat16
+    depth = {64: 6, 128: 3}.get(H, 1) if direct else 2
+    walk = hopper.walk_of(
+        q_BTNH.dtype,
+        pages,
+        block=64,
+        depth=depth,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        interpret=interpret,
+    )
+    K, G = walk.K, N // walk.K
+    if T * G > hopper.ROWS:
+        raise UnsupportedError(
+            f"{T} tokens of {G} query heads per kv head make {T * G} rows; the GPU kernel takes up "
+            f"to {hopper.ROWS}: give fewer tokens, or use prefill_attention"
+        )
+    R = -(-T * G // 8) * 8
+    q_BKRH = q_BTNH.reshape(B, T, K, G, H).swapaxes(1, 2).reshape(B, K, T * G, H)
+    q_BKRH = jnp.pad(q_BKRH, ((0, 0), (0, 0), (0, R - T * G), (0, 0)))
+    shares = _shares(B * K, table_Bn.shape[1] * walk.page // walk.block)
+    o_BKXRH, lse_BKXR = _kernel(
+        walk, hopper.split(q_BKRH, walk.q_parts), pages, table_Bn, position_B, keys_B, G, shares
+    )
+    top_BKR = lse_BKXR.max(2)
+    weight_BKXR = jnp.exp2(lse_BKXR - top_BKR[:, :, None])
+    sum_BKR = weight_BKXR.sum(2)
+    o_BKRH = (o_BKXRH.astype(jnp.float32) * weight_BKXR[..., None]).sum(2) / sum_BKR[..., None]
+    lse_BKR = (top_BKR + jnp.log2(sum_BKR)) * math.log(2)
+
+    def back(x):
+        x = x[:, :, : T * G].reshape(B, K, T, G, *x.shape[3:]).swapaxes(1, 2)
+        return x.reshape(B, T, N, *x.shape[4:])
+
+    return Partial(back(o_BKRH), jnp.maximum(back(lse_BKR), hopper.MASKED))
+
+
+def _shares(rows: int, blocks: int) -> int:
+    """Into how many shares to split the keys: the fewest that keep the chip as busy as it gets,
+    with two blocks of threads on each multiprocessor."""
+    places = 2 * MULTIPROCESSORS
+
+    def busy(shares: int) -> float:
+        return rows * shares / (-(-rows * shares // places) * places)
+
+    options = range(1, max(1, min(MAX_SHARES, blocks)) + 1)
+    return next(n for n in options if busy(n) >= 0.95 * max(map(busy, options)))
+
+
+def _kernel(walk, q_XBKRH, pages, table_Bn, position_B, keys_B, G, shares):
+    X, B, K, R, H = q_XBKRH.shape
+
+    def body(table, position, keys, q, kv, scale, o, lse, *scratch):
+        q_smem, o_smem, lse_smem, p_smem, ring, arrived = scratch
+        b, k, share = (lax.axis_index(name) for name in ("b", "k", "share"))
+        text = hopper.Text(kv, scale, table, b, k, keys[b])
+        for part in range(X):
+            plgpu.copy_gmem_to_smem(q.at[part, b, k], q_smem.at[part, pl.ds(0, R)], arrived)
+        plgpu.barrier_wait(arrived)
+        queries = hopper.Queries(
+            q_smem, position[b], position[b] + (R - 1) // G, lambda row: lax.div(row, G)
+        )
+        state = _attend_share(walk, queries, text, ring, share, shares, p_smem)
+        o_RH, lse_R = hopper.normalised(state)
+        out = _room_for_o(walk, q_smem, ring, o_smem)
+        out[...] = o_RH.astype(walk.q_dtype)
+        lse_smem[...] = lse_R
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(out.at[pl.ds(0, R)], o.at[b, k, share])
+        plgpu.copy_smem_to_gmem(lse_smem.at[pl.ds(0, R)], lse.at[b, k, share])
+        plgpu.wait_smem_to_gmem(0)
+
+    own_o = walk.q_dtype != jnp.bfloat16 and walk.dtype != jnp.float32
+    return plgpu.kernel(
+        body,
+        out_type=(
+            jax.ShapeDtypeStruct((B, K, shares, R, H), walk.q_dtype),
+            jax.ShapeDtypeStruct((B, K, shares, R), jnp.float32),
+        ),
+        scratch_types=(
+            hopper.matrix((X, hopper.ROWS, H), jnp.bfloat16),
+            hopper.matrix((hopper.ROWS, H), jnp.float32) if own_o else None,
+            plgpu.SMEM((hopper.ROWS,), jnp.float32),
+            hopper.p_type(walk, 1),
+            hopper.ring_types(walk),
+            plgpu.Barrier(num_arrivals=X),
+        ),
+        grid=(shares, K, B),
+        grid_names=("share", "k", "b"),
+        num_threads=1,
+        thread_name="warpgroup",
+        compiler_params=walk.compiler_params,
+        interpret=plgpu.InterpretGPUParams() if walk.interpret else None,
+    )(table_Bn, position_B, keys_B, q_XBKRH, *pages)
+
+
+def _room_for_o(walk, q_smem, ring, o_smem):
+    """Shared memory of q's dtype: what held the queries or the pages, if it fits."""
+    if walk.q_dtype == jnp.bfloat16:
+        return q_smem.at[0]
+    return o_smem or ring.kv_DSJ.at[0, :, pl.ds(0, walk.H)]
+
+
+def _attend_share(walk, queries, text, ring, share, shares, p_smem) -> hopper.State:
+    """The walk over one share of the blocks that the queries see."""
+    first = 0
+    if walk.window is not None:
+        first = lax.div(jnp.maximum(queries.first - walk.window + 1, 0), walk.block)
+    end = pl.cdiv(text.keys, walk.block)
+    size = pl.cdiv(jnp.maximum(end - first, 0), shares)
+    begin = jnp.minimum(first + share * size, end)
+    end = jnp.minimum(begin + size, end)
+    for slot in range(walk.depth):
+        pl.when(begin + slot < end)(
+            lambda slot=slot: hopper.start_block(walk, text, ring, begin + slot, slot)
+        )
+
+    def step(block, state):
+        slot = lax.rem(block - begin, walk.depth)
+        hopper.finish_block(walk, text, ring, block, slot)
+        s_RS = hopper.scores(walk, queries, text, ring, block, slot)
+        p_RS, shrink_R, state = hopper.softmax_step(state, s_RS)
+        state = hopper.add_values(
+            walk, text, ring, block, slot, p_RS, shrink_R, state, p_smem and p_smem.at[0]
+        )
+        pl.when(block + walk.depth < end)(
+            lambda: hopper.start_block(walk, text, ring, block + walk.depth, slot)
+        )
+        return state
+
+    return lax.fori_loop(begin, end, step, hopper.empty(walk))
