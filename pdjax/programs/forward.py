@@ -1,18 +1,15 @@
 """A group of layers over the tokens of one step, whichever requests they belong to."""
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as Spec
 
-from kernels_pallas.paged_attention import paged_attention
 from pdjax.architecture import Architecture
 from pdjax.programs import kv as pool
 from pdjax.programs import model
+from pdjax.programs.attention import Attention
 
 
 class Rows(NamedTuple):
@@ -35,7 +32,7 @@ def run_group(
     kvs: Sequence[pool.KV],
     x_TD: jax.Array,
     blocks: Sequence[Rows],
-    mesh: Mesh,
+    attention: Attention,
 ) -> tuple[jax.Array, list[pool.KV]]:
     """x_TD holds the tokens of all `blocks`, one block after the other (a prefill step has one
     block, a decode step one with T = 1, a mixed batch both). Returns x_TD after the layers and
@@ -55,29 +52,15 @@ def run_group(
         def attend(q_TNH: jax.Array, k_TKH: jax.Array, v_TKH: jax.Array) -> jax.Array:
             # All writes before the first read: a pool that is read in between would be copied.
             for rows, k_BTKH, v_BTKH in zip(blocks, split(k_TKH), split(v_TKH), strict=True):
-                kv = pool.write(kvs[layer], k_BTKH, v_BTKH, *rows[:3])
-                kvs[layer] = jax.lax.with_sharding_constraint(kv, pool.pool_sharding(kv, mesh))
+                kvs[layer] = attention.write(kvs[layer], k_BTKH, v_BTKH, *rows[:3])
             outputs = [
-                attention(q_BTNH, *kvs[layer], *rows[:3])
+                attention.attend(q_BTNH, kvs[layer], *rows[:3])
                 for rows, q_BTNH in zip(blocks, split(q_TNH), strict=True)
             ]
             return jnp.concatenate([o_BTNH.reshape(-1, *q_TNH.shape[1:]) for o_BTNH in outputs])
 
         return attend
 
-    attention = _attention_on(mesh, arch.window)
     positions_T = jnp.concatenate([rows.positions_T for rows in blocks])
     attends = [attend_in(i) for i in range(len(layers))]
     return model.run_layers(arch, layers, x_TD, positions_T, attends), kvs
-
-
-def _attention_on(mesh: Mesh, window: int | None) -> Callable[..., jax.Array]:
-    """Attention with each device's heads on that device: no collective can creep in."""
-    heads, rows = Spec(None, None, "tp"), Spec()
-    return jax.shard_map(
-        functools.partial(paged_attention, window=window),
-        mesh=mesh,
-        in_specs=(heads, heads, heads, rows, rows, rows),
-        out_specs=heads,
-        check_vma=False,  # its loops start from constants, which vary over no axis
-    )

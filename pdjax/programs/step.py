@@ -19,6 +19,7 @@ from pdjax.architecture import Architecture
 from pdjax.core.config import ConfigError
 from pdjax.programs import kv as pool
 from pdjax.programs import model
+from pdjax.programs.attention import attention_on
 from pdjax.programs.batch import Chunks, Slots
 from pdjax.programs.forward import Rows, run_group
 from pdjax.programs.sampling import Given, Sampling, sample
@@ -57,8 +58,10 @@ class StepPrograms(NamedTuple):
 
 
 @functools.cache
-def step_programs(arch: Architecture, mesh: Mesh) -> StepPrograms:
-    """The jitted programs of one mesh; every instance on it shares them."""
+def step_programs(arch: Architecture, mesh: Mesh, implementation: str) -> StepPrograms:
+    """The jitted programs of one mesh; every instance on it shares them. `implementation` is that
+    of attention, one of kernels_pallas.dispatch.IMPLEMENTATIONS."""
+    attention = attention_on(mesh, implementation, arch.window)
 
     def begin(head, tokens_B, slots: Slots | None, chunks: Chunks | None):
         tokens = []
@@ -70,7 +73,7 @@ def step_programs(arch: Architecture, mesh: Mesh) -> StepPrograms:
         return model.embed(arch, head, jnp.concatenate(tokens)), tokens_B
 
     def group(layers, kvs, x_TD, slots: Slots | None, chunks: Chunks | None):
-        return run_group(arch, layers, kvs, x_TD, _blocks(slots, chunks), mesh)
+        return run_group(arch, layers, kvs, x_TD, _blocks(slots, chunks), attention)
 
     def pick(x_TD, length_C, *, slots: int):
         C = length_C.shape[0]
