@@ -213,7 +213,8 @@ class Preempt(_Message):
 
 
 class Retry(_Message):
-    """The request's KV was lost; it is computed again."""
+    """The request's KV was lost; it is computed again. What steps that run now still say of the
+    request does not count."""
 
     rid: int
     why: str

@@ -2,70 +2,125 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from pdjax.core.blocks import Ledger
-from pdjax.core.config import Placement, Role, instances_of, pool_owner, role_of
-from pdjax.core.events import KVHandle, Step
+from pdjax.core.config import Cache, Placement, Role, instances_of, pool_owner, role_of
+from pdjax.core.events import KVHandle, Send, Step
+from pdjax.core.ledger import Ledger
 from pdjax.core.policies.routing import Load
 from pdjax.core.policies.transfer import Piece
 from pdjax.core.request import Request
+
+Leaving = Literal["", "end", "retry", "recompute", "return", "swap"]
+Maybe = Any  # None in those states of a request that have no such thing; no checker knows which
 
 
 @dataclass(slots=True)
 class Instance:
     """One instance of a role: what waits for it, what it holds, what it is doing.
 
-    queue: prompts that hold no memory yet. prompts: prompts in progress, oldest first.
-    ready: requests with their KV in `pool`, waiting for a slot. slots: who decodes where.
+    queue: prompts that hold no memory yet. loading: prompts whose cached beginning is on its way
+    from another pool. prompts: prompts in progress, oldest first. ready: requests with their KV
+    in `pool`, waiting for a slot. slots: who decodes where. swapped: requests with their KV in
+    `host`, waiting for room in `pool`, oldest first. members: the requests that it has work for.
     """
 
     name: str
     role: Role
     pool: Ledger
+    host: Ledger | None = None
     queue: deque[int] = field(default_factory=deque)
+    loading: dict[int, None] = field(default_factory=dict)
     prompts: deque[int] = field(default_factory=deque)
     ready: deque[int] = field(default_factory=deque)
+    swapped: deque[int] = field(default_factory=deque)
     slots: list[int | None] = field(default_factory=list)
     free_slots: int = 0
     running: int = 0  # steps dispatched and not done
-    open_requests: int = 0
+    landing: int = 0  # requests placed here that have not decoded yet
+    members: dict[int, None] = field(default_factory=dict)
     open_tokens: int = 0
+    up: bool = True
+    returns: bool = True  # up, or down for a while only
 
     @property
     def load(self) -> Load:
-        return Load(self.open_requests, self.open_tokens)
+        return Load(len(self.members), self.open_tokens)
 
 
 @dataclass(slots=True)
 class Tracked:
-    """Where an open request stands. `busy` counts steps and sends that touch its pages."""
+    """Where an open request stands.
+
+    Its text is the prompt and the tokens generated so far; `length` of it must be computed by
+    prefill before the request decodes (the prompt, or more where KV is computed again). Positions
+    [0, reused) of those were found in a cache. `busy` counts steps and sends that touch its pages;
+    `leaving` is what happens once nothing does.
+    """
 
     request: Request
-    prefill: Instance
-    decode: Instance | None = None
-    source: KVHandle | None = None
-    target: KVHandle | None = None
-    dispatched: int = 0  # prompt tokens given to a step
-    computed: int = 0  # prompt tokens whose step is done
+    age: int  # how many requests arrived before
+    length: int
+    prefill: Maybe = None  # the Instance where its text is computed
+    decode: Maybe = None  # the Instance where it decodes
+    source: Maybe = None  # KVHandle in the pool of `prefill`
+    target: Maybe = None  # KVHandle in the pool of `decode`; the same object if that is one pool
+    loan: Maybe = None  # KVHandle of its prefix in another pool, while that is loaded from there
+    lender: Maybe = None  # an Instance of that pool
+    load_lost: bool = False
+    swap: Maybe = None  # KVHandle in host memory
+    blocks: list[int] = field(default_factory=list)  # hashes of its text's whole blocks
+    tail: tuple[int, ...] = ()  # the text's tokens after those
+    reused: int = 0
+    skip: int = 0  # leading tokens that the target pool had already
+    dispatched: int = 0  # tokens of `length` given to a step
+    computed: int = 0  # tokens of `length` whose step is done
     asked: int = 0  # output tokens that steps have been asked for
     generated: int = 0  # output tokens seen
-    slot: int | None = None
+    slot: Maybe = None  # int
+    joined: bool = False  # took its slot and has not decoded in it yet
+    credit: bool = False  # counts in `decode.landing`
+    seated: bool = False  # is in `decode.ready` or in a slot
     busy: int = 0
-    sending: int = 0
+    flying: dict[int, Send] = field(default_factory=dict)
     unsent: list[Piece] = field(default_factory=list)
+    prefill_tokens: int = 0  # of `prefill.open_tokens`
+    decode_tokens: int = 0  # of `decode.open_tokens`
+    leaving: Leaving = ""
     ended: bool = False
+    losses: int = 0
+
+    @property
+    def rid(self) -> int:
+        return self.request.id
 
     @property
     def prefilled(self) -> bool:
-        return self.computed == self.request.prompt_len
+        return self.computed == self.length
 
     @property
-    def decodes_in_place(self) -> bool:
+    def decodes(self) -> bool:
+        """Whether it wants more tokens than the one that prefill gives."""
+        return self.request.max_tokens > self.text_tokens + 1
+
+    @property
+    def text_tokens(self) -> int:
+        """Output tokens that were part of the text when its prefill began."""
+        return self.length - self.request.prompt_len
+
+    @property
+    def stored(self) -> int:
+        """Tokens whose KV its decode pool holds: all but the newest."""
+        return self.request.prompt_len + self.generated - 1
+
+    @property
+    def in_place(self) -> bool:
         return self.source is not None and self.source is self.target
 
     @property
-    def arrived_at_target(self) -> bool:
-        return self.prefilled and self.target is not None and not self.sending and not self.unsent
+    def arrived(self) -> bool:
+        """All its KV is where it decodes."""
+        return self.prefilled and self.target is not None and not self.flying and not self.unsent
 
 
 @dataclass(slots=True)
@@ -76,7 +131,9 @@ class RunningStep:
     leave_after: list[tuple[int, Piece]]
 
 
-def build_instances(placement: Placement, layouts: dict[str, str]) -> dict[str, Instance]:
+def build_instances(
+    placement: Placement, layouts: dict[str, str], cache: Cache
+) -> dict[str, Instance]:
     """One Instance per instance of each role, named `role/i`; shared pools are one Ledger."""
     ledgers: dict[str, Ledger] = {}
     instances = {}
@@ -89,10 +146,16 @@ def build_instances(placement: Placement, layouts: dict[str, str]) -> dict[str, 
                 pages=pool.pages,
                 page_size=pool.page_size,
                 form=pool.form,
+                classes=pool.classes,
                 layout=layouts.get(owner, ""),
+                cache=cache if cache.prefix else None,
             )
+        host = None
+        if role.swap_tokens:
+            pages = role.swap_tokens // pool.page_size
+            host = Ledger(f"{name}.host", pages=pages, page_size=pool.page_size, form="pages")
         slots = role.slots if role.decodes_here else 0
         instances[name] = Instance(
-            name, role, ledgers[owner], slots=[None] * slots, free_slots=slots
+            name, role, ledgers[owner], host, slots=[None] * slots, free_slots=slots
         )
     return instances

@@ -1,0 +1,186 @@
+"""What the parts of the scheduler share: the books, and the single entries that keep them right."""
+
+from collections import deque
+from collections.abc import Mapping
+
+from pdjax.core.config import Cache, Placement, Recovery, Routing, Transfer
+from pdjax.core.events import (
+    Action,
+    Cancel,
+    Hold,
+    KVHandle,
+    Purpose,
+    Release,
+    Send,
+)
+from pdjax.core.leases import Leases
+from pdjax.core.policies.routing import ROUTERS
+from pdjax.core.policies.transfer import SCHEDULES, Piece
+from pdjax.core.prefix import extend
+from pdjax.core.state import Instance, RunningStep, Tracked, build_instances
+
+
+class Books:
+    """All that one scheduler knows. `actions` is what the event at hand has caused so far."""
+
+    def __init__(
+        self,
+        placement: Placement,
+        *,
+        context: int,
+        transfer: Transfer,
+        routing: Routing,
+        cache: Cache,
+        recovery: Recovery,
+        layouts: Mapping[str, str],
+    ):
+        self.context, self.transfer, self.cache = context, transfer, cache
+        self.recovery = recovery
+        self.schedule = SCHEDULES[transfer.schedule]
+        self.streaming = transfer.schedule == "streaming"
+        self.route_prefill = ROUTERS[routing.prefill]
+        self.route_decode = ROUTERS[routing.decode]
+        self.instances = build_instances(placement, dict(layouts), cache)
+        self.prefillers = [i for i in self.instances.values() if i.role.prefills_here]
+        self.decoders = [i for i in self.instances.values() if i.role.decodes_here]
+        self.seats = _decoders_on_the_same_pool(self.instances, self.decoders)
+        self.users = _users_of_pools(self.instances)
+        self.requests: dict[int, Tracked] = {}
+        self.running: dict[int, RunningStep] = {}
+        self.flying: dict[int, Send] = {}
+        self.unplaced: deque[int] = deque()  # wait for pages of a decode pool, oldest first
+        self.homeless: deque[int] = deque()  # wait for a prefill instance to come up
+        self.leases = Leases(round(recovery.lease_s * 1e9))
+        self.awake: dict[str, Instance] = {}  # instances that may have something to start
+        self.actions: list[Action] = []
+        self.now_ns = 0
+        self.alarm_ns: int | None = None
+        self.next_step = self.next_send = self.arrived = self.routed = self.placed = 0
+
+    # --- what is to be done --------------------------------------------------------------
+
+    def emit(self, action: Action) -> None:
+        self.actions.append(action)
+
+    def wake(self, instance: Instance) -> None:
+        self.awake[instance.name] = instance
+
+    def by_age(self, waiting: deque[int], rid: int) -> None:
+        """Puts a request where its age belongs; new ones go last, which is what usually happens."""
+        age = self.requests[rid].age
+        after = 0
+        while after < len(waiting) and self.requests[waiting[-1 - after]].age > age:
+            after += 1
+        waiting.insert(len(waiting) - after, rid)
+
+    # --- memory --------------------------------------------------------------------------
+
+    def hold(self, instance: Instance, t: Tracked, tokens: int, blocks: int) -> KVHandle | None:
+        """Pages for `tokens` tokens, shared as far as the pool knows the text's first `blocks`."""
+        handle = instance.pool.hold(t.rid, tokens, blocks=t.blocks[:blocks], now_ns=self.now_ns)
+        if handle is not None:
+            self.emit(Hold(handle))
+        return handle
+
+    def release(self, handle: KVHandle) -> None:
+        users = self.users[handle.pool]
+        users[0].pool.release(handle)
+        self.emit(Release(handle.rid, handle.pool))
+        for instance in users:
+            self.wake(instance)
+
+    def release_target(self, t: Tracked) -> None:
+        """What it holds where it decodes, and the slot and the place in the queue there."""
+        self.leave_seat(t)
+        if t.target is not None and t.target is not t.source:
+            self.release(t.target)
+        t.target = None
+        if t.decode is not None:
+            t.decode.open_tokens -= t.decode_tokens
+            t.decode_tokens = 0
+            if t.decode is not t.prefill:
+                t.decode.members.pop(t.rid, None)
+            self.wake(t.decode)
+
+    def leave_seat(self, t: Tracked) -> None:
+        if t.slot is not None:
+            t.decode.slots[t.slot] = None
+            t.decode.free_slots += 1
+            t.slot = None
+        if t.seated and t.rid in t.decode.ready:
+            t.decode.ready.remove(t.rid)
+        t.seated = t.joined = False
+        self.give_credit_back(t)
+
+    def give_credit_back(self, t: Tracked) -> None:
+        if t.credit:
+            t.decode.landing -= 1
+            t.credit = False
+
+    def publish(self, instance: Instance, handle: KVHandle | None, t: Tracked, tokens: int) -> None:
+        """The pool's prefix cache may use the first `tokens` tokens from now on."""
+        if self.cache.prefix and handle is not None:
+            blocks = t.blocks[: tokens // self.cache.block]
+            instance.pool.publish(handle, blocks, self.now_ns)
+
+    def learn(self, t: Tracked, tokens: tuple[int, ...]) -> None:
+        """The text goes on with `tokens`."""
+        t.generated += len(tokens)
+        if self.cache.prefix and (t.blocks or t.tail):
+            last = t.blocks[-1] if t.blocks else None
+            new, t.tail = extend(last, t.tail, tokens, self.cache.block)
+            t.blocks += new
+
+    # --- pieces on their way ----------------------------------------------------------------
+
+    def send(
+        self, t: Tracked, piece: Piece, source: str, target: str, purpose: Purpose, groups: int
+    ) -> Send:
+        """Books a piece; the caller says when it leaves."""
+        send = Send(
+            self.next_send,
+            t.rid,
+            source,
+            target,
+            piece.start,
+            piece.length,
+            piece.group,
+            groups,
+            purpose,
+        )
+        self.next_send += 1
+        t.busy += 1
+        t.flying[send.id] = self.flying[send.id] = send
+        self.leases.grant(t.rid, self.now_ns)
+        return send
+
+    def landed(self, send_id: int) -> Tracked | None:
+        """Takes a piece that is not on its way any more out of the books; None if it was not."""
+        send = self.flying.pop(send_id, None)
+        if send is None:
+            return None
+        t = self.requests[send.rid]
+        del t.flying[send_id]
+        t.busy -= 1
+        self.leases.drop(t.rid)
+        if t.flying:
+            self.leases.grant(t.rid, self.now_ns)
+        return t
+
+    def cancel_flying(self, t: Tracked) -> None:
+        for send_id in t.flying:
+            self.emit(Cancel(t.rid, send_id))
+
+
+def _decoders_on_the_same_pool(
+    instances: Mapping[str, Instance], decoders: list[Instance]
+) -> dict[str, Instance]:
+    """Instance -> the one that decodes from the same pool, where there is one."""
+    return {i.name: d for i in instances.values() for d in decoders if i.pool is d.pool}
+
+
+def _users_of_pools(instances: Mapping[str, Instance]) -> dict[str, list[Instance]]:
+    users: dict[str, list[Instance]] = {}
+    for instance in instances.values():
+        users.setdefault(instance.pool.name, []).append(instance)
+    return users

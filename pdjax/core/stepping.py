@@ -1,0 +1,209 @@
+"""What an instance's next step has in it, and what follows when a step is done."""
+
+from pdjax.core.books import Books
+from pdjax.core.events import Chunk, Decode, Emitted, Reuse, Send, Step, StepDone
+from pdjax.core.lives import end, settle
+from pdjax.core.moving import (
+    assign,
+    begin_load,
+    find_places,
+    hand_off,
+    hand_over,
+    leave_now,
+    leaving,
+    send_on,
+    skip_to,
+    swap_in,
+    tokens_with_room,
+)
+from pdjax.core.policies.batching import Prompt, plan_chunks
+from pdjax.core.policies.transfer import Piece
+from pdjax.core.pressure import make_room
+from pdjax.core.state import Instance, RunningStep, Tracked
+
+
+def start_work(b: Books, instance: Instance) -> None:
+    role = instance.role
+    if not instance.up or instance.running > role.lag:
+        return
+    swap_in(b, instance)
+    _seat_ready(b, instance)
+    chunks = _plan_prefill(b, instance)
+    decodes = ()
+    if role.decodes_here and (role.mixed or not chunks):
+        decodes = _plan_decode(b, instance, 1 if chunks else role.steps)
+    if chunks or decodes:
+        _start_step(b, instance, chunks, decodes)
+
+
+# --- prefill ------------------------------------------------------------------------------------
+
+
+def _plan_prefill(b: Books, instance: Instance) -> tuple[Chunk, ...]:
+    while instance.queue and len(instance.prompts) < instance.role.prefills:
+        t = b.requests[instance.queue[0]]
+        if not _hold_source(b, t):
+            break
+        instance.queue.popleft()
+        if not begin_load(b, t):
+            instance.prompts.append(t.rid)
+    if not instance.prompts:
+        return ()
+    tracked = [b.requests[rid] for rid in instance.prompts]
+    prompts = [Prompt(t.rid, t.dispatched, t.length) for t in tracked]
+    return plan_chunks(prompts, budget=instance.role.chunk, page_size=instance.pool.page_size)
+
+
+def _hold_source(b: Books, t: Tracked) -> bool:
+    """Memory where the text is computed, and a slot where the same instance decodes."""
+    instance = t.prefill
+    seat = b.seats.get(instance.name) if t.decodes else None
+    if seat is instance and not instance.free_slots:
+        return False
+    tokens = t.length if seat is None else tokens_with_room(seat.role, t)
+    # The last token is computed in any case: the next one is sampled from what comes of it.
+    blocks = (t.length - 1) // b.cache.block if b.cache.prefix else 0
+    t.source = b.hold(instance, t, tokens, blocks)
+    if t.source is None:
+        return False
+    if t.source.shared:
+        skip_to(t, t.source.shared * instance.pool.page_size)
+        b.emit(Reuse(t.rid, instance.name, t.reused, "local"))
+    if seat is not None:
+        t.target = t.source
+        assign(t, seat)
+        if seat is instance:
+            _take_slot(b, t)
+    return True
+
+
+# --- decode -------------------------------------------------------------------------------------
+
+
+def _seat_ready(b: Books, instance: Instance) -> None:
+    while instance.ready and instance.free_slots:
+        _take_slot(b, b.requests[instance.ready.popleft()])
+
+
+def _take_slot(b: Books, t: Tracked) -> None:
+    t.slot = t.decode.slots.index(None)
+    t.decode.slots[t.slot] = t.rid
+    t.decode.free_slots -= 1
+    t.seated = t.joined = True
+    b.give_credit_back(t)
+
+
+def _plan_decode(b: Books, instance: Instance, steps: int) -> tuple[Decode, ...]:
+    seated = [b.requests[rid] for rid in instance.slots if rid is not None]
+    if instance.role.growth:  # older ones may take pages from younger ones
+        seated.sort(key=lambda t: t.age)
+    decodes = []
+    for t in seated:
+        count = min(steps, t.request.max_tokens - t.asked)
+        if t.leaving or not t.prefilled or not count:
+            continue
+        position = t.request.prompt_len + t.asked - 1
+        if make_room(b, instance, t, position + count):
+            decodes.append(Decode(t.slot, t.rid, position, count, t.joined))
+    return tuple(sorted(decodes, key=lambda d: d.slot))
+
+
+# --- a step ---------------------------------------------------------------------------------------
+
+
+def _start_step(
+    b: Books, instance: Instance, chunks: tuple[Chunk, ...], decodes: tuple[Decode, ...]
+) -> None:
+    sends: list[Send] = []
+    leave_after: list[tuple[int, Piece]] = []
+    for chunk in chunks:
+        _dispatch_chunk(b, chunk, sends, leave_after)
+    awaits: list[int] = []
+    for decode in decodes:
+        t = b.requests[decode.rid]
+        t.asked += decode.count
+        t.busy += 1
+        t.joined = False
+        awaits += t.flying
+    steps = max((decode.count for decode in decodes), default=1)
+    step = Step(b.next_step, instance.name, chunks, decodes, steps, tuple(sends), tuple(awaits))
+    b.next_step += 1
+    instance.running += 1
+    b.running[step.id] = RunningStep(step, leave_after)
+    b.leases.grant(("step", step.id), b.now_ns)
+    b.emit(step)
+    b.wake(instance)  # with a lag, another step may follow at once
+
+
+def _dispatch_chunk(
+    b: Books, chunk: Chunk, sends: list[Send], leave_after: list[tuple[int, Piece]]
+) -> None:
+    t = b.requests[chunk.rid]
+    first = t.dispatched == t.reused
+    t.dispatched += chunk.length
+    t.busy += 1
+    if chunk.last:
+        t.asked += 1
+        t.prefill.prompts.remove(chunk.rid)
+    inside, after = leaving(b, t, chunk)
+    found = ()
+    if first and t.reused:  # what a cache had leaves as if it had just been computed
+        found = sum(leaving(b, t, Chunk(t.rid, 0, t.reused, last=False)), start=())
+    if (inside or after or found) and t.target is None and t.rid not in b.unplaced:
+        b.by_age(b.unplaced, t.rid)
+        find_places(b)
+    leave_now(b, t, found)
+    if t.target is None:  # no room there yet: all of it leaves later
+        inside, after = (), inside + after
+    wanted = [hand_off(b, t, piece) for piece in inside]
+    sends += [send_on(b, t, piece) for piece in wanted if piece is not None]
+    leave_after += [(t.rid, piece) for piece in after]
+
+
+def step_done(b: Books, done: StepDone) -> None:
+    running = b.running.pop(done.step, None)
+    if running is None:
+        return  # told twice, or its instance has been down since
+    b.leases.drop(("step", done.step))
+    instance = b.instances[done.instance]
+    instance.running -= 1
+    b.wake(instance)
+    emitted = {e.rid: e for e in done.emitted}
+    for chunk in running.step.chunks:
+        _chunk_done(b, b.requests[chunk.rid], chunk, emitted.get(chunk.rid))
+    for rid, piece in running.leave_after:
+        if rid in b.requests:
+            leave_now(b, b.requests[rid], (piece,))
+    for decode in running.step.decodes:
+        t = b.requests[decode.rid]
+        t.busy -= 1
+        _take_tokens(b, t, emitted.get(decode.rid))
+        settle(b, t)
+    for chunk in running.step.chunks:
+        if chunk.rid in b.requests:
+            hand_over(b, b.requests[chunk.rid])
+
+
+def _chunk_done(b: Books, t: Tracked, chunk: Chunk, emitted: Emitted | None) -> None:
+    t.busy -= 1
+    t.computed += chunk.length
+    t.prefill.open_tokens -= chunk.length
+    t.prefill_tokens -= chunk.length
+    if t.leaving != "retry":
+        b.publish(t.prefill, t.source, t, t.computed)
+    if chunk.last:
+        _take_tokens(b, t, emitted)
+        if t.decode is not t.prefill and t.prefill is not None:
+            t.prefill.members.pop(t.rid, None)
+    settle(b, t)
+
+
+def _take_tokens(b: Books, t: Tracked, emitted: Emitted | None) -> None:
+    """Tokens of KV that was lost in the meantime do not count: it is computed again."""
+    if t.ended or t.leaving == "retry" or emitted is None:
+        return
+    b.learn(t, emitted.tokens)
+    if emitted.stopped:
+        end(b, t, "stop")
+    elif t.generated >= t.request.max_tokens:
+        end(b, t, "length")
