@@ -16,6 +16,7 @@ from pdjax.core.events import (
     Decode,
     Emitted,
     Event,
+    Grow,
     Hold,
     KVHandle,
     Landed,
@@ -53,10 +54,11 @@ def prefill(ms: float, step: int, rid: int, instance: str, start: int = 0, lengt
     return at(ms, Step(step, instance, chunks=(Chunk(rid, start, length, last),), sends=sends))
 
 
-def decode(ms: float, step: int, rids: dict[int, int], instance: str, count: int = 1) -> Record:
+def decode(ms: float, step: int, rids: dict[int, int], instance: str, count: int = 1,
+           awaits: tuple[int, ...] = ()) -> Record:  # fmt: skip
     """rids: request -> the position of its newest token."""
     work = tuple(Decode(i, rid, position, count) for i, (rid, position) in enumerate(rids.items()))
-    return at(ms, Step(step, instance, decodes=work, steps=count))
+    return at(ms, Step(step, instance, decodes=work, steps=count, awaits=awaits))
 
 
 def done(ms: float, step: int, began_ms: float, instance: str, counts: dict[int, int]) -> Record:
@@ -65,9 +67,23 @@ def done(ms: float, step: int, began_ms: float, instance: str, counts: dict[int,
     return at(ms, StepDone(step, instance, round(began_ms * MS), emitted))
 
 
-def hold(ms: float, rid: int, pool: str, pages: tuple[int, ...], page_size: int = 4) -> Record:
-    handle = KVHandle(rid, pool, pages, (0,) * len(pages), len(pages) * page_size)
-    return at(ms, Hold(handle))
+def landed(ms: float, send: int, rid: int, began_ms: float, nbytes: int = 100) -> Record:
+    return at(ms, Landed(rid, send, round(began_ms * MS), nbytes))
+
+
+def hold(ms: float, rid: int, pool: str, pages: tuple[int, ...], page_size: int = 4,
+         shared: int = 0) -> Record:  # fmt: skip
+    return at(ms, Hold(_handle(rid, pool, pages, len(pages) * page_size, shared)))
+
+
+def grow(ms: float, rid: int, pool: str, pages: tuple[int, ...], capacity: int) -> Record:
+    return at(ms, Grow(_handle(rid, pool, pages, capacity)))
+
+
+def _handle(
+    rid: int, pool: str, pages: tuple[int, ...], capacity: int, shared: int = 0
+) -> KVHandle:
+    return KVHandle(rid, pool, pages, (0,) * len(pages), capacity, shared=shared)
 
 
 # --- served logs: the real policies in virtual time -----------------------------------------

@@ -14,17 +14,27 @@ TTFT and ITL are taken wherever a client saw the tokens; TPOT, E2E and stages on
 requests. The five stages of a completed request add up to its E2E, because each begins where the
 one before ended:
 
-prefill_queue     until the first Step with a Chunk of it is dispatched
+prefill_queue     until the first Step with a Chunk of it is dispatched, loads left out
 prefill           until the StepDone of its last chunk
-transfer_exposed  until its last piece of KV landed, where that is later (what was not hidden)
+transfer_exposed  from when it is prefilled and its last piece may leave until that has landed; a
+                  cached prefix that is loaded before its prefill, or KV that comes back from host
+                  memory, from its first Send until it has landed; what its first decode step
+                  waited inside for pieces still on their way (streaming)
 decode_queue      until the first Step with a Decode of it is dispatched
 decode            until its last token
+
+A preempted or retried request goes through them again, from that moment on: its stages are sums
+over these passes, and what is done again counts in the stage that does it.
 """
 
+from pdjax.metrics.lives import STAGES, LogError
+from pdjax.metrics.moves import NS
+from pdjax.metrics.pools import HOST, pool_config, pool_of
 from pdjax.metrics.summary import attainment, devices, in_system, queue_growth, summary
-from pdjax.metrics.tables import NS, STAGES, LogError, Run, analyse, pool_config, pool_of
+from pdjax.metrics.tables import Run, analyse
 
 __all__ = [
+    "HOST",
     "NS",
     "STAGES",
     "LogError",

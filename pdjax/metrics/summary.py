@@ -6,7 +6,10 @@ import numpy as np
 import pandas as pd
 
 from pdjax.core.config import Placement
-from pdjax.metrics.tables import STAGES, Run, pool_config
+from pdjax.metrics.lives import STAGES
+from pdjax.metrics.moves import kv_token_bytes
+from pdjax.metrics.pools import HOST, pool_config
+from pdjax.metrics.tables import REUSES, Run
 
 GROWTH = 0.1
 """A queue grows when it gains more than this share of the arriving requests."""
@@ -107,7 +110,9 @@ def summary(run: Run) -> dict[str, float | int | bool | None]:
         **_rates(run),
         **_attainment(run),
         **_transfers(run),
+        **_reuse(run),
         **_queue(run),
+        **_memory(run),
     }
     for instance in run.instances:
         numbers |= _instance(run, instance)
@@ -138,13 +143,32 @@ def _counts(run: Run) -> dict:
         "completed": run.requests["completed"].sum(),
         "refused": (outcomes == "refused").sum(),
         "aborted": (outcomes == "abort").sum(),
+        "failed": (outcomes == "failed").sum(),
         "unfinished": (outcomes == "unfinished").sum(),
         "devices": devices(run.placement),
+        **_interruptions(run),
+    }
+
+
+def _interruptions(run: Run) -> dict:
+    what, how = run.incidents["what"], run.incidents["how"]
+    return {
+        "preemptions": (what == "preempt").sum(),
+        **{
+            f"preemptions_{way}": ((what == "preempt") & (how == way)).sum()
+            for way in ("recompute", "return", "swap")
+        },
+        "retries": (what == "retry").sum(),
+        "pieces_failed": (what == "piece failed").sum(),
+        "pieces_cancelled": (what == "piece cancelled").sum(),
+        "instances_down": (what == "down").sum(),
+        "interrupted_s": run.requests["interrupted_s"].sum(),
     }
 
 
 def _rates(run: Run) -> dict:
-    """Output tokens are those that reached clients; prompt tokens those that were prefilled."""
+    """Output tokens are those that reached clients; prompt tokens those that were prefilled,
+    whatever was computed again included."""
     requests, makespan_s = run.requests, run.makespan_s or float("nan")
     window_s = np.ptp(requests["arrival_s"]) or float("nan")
     output_tokens, prompt_tokens = requests["tokens"].sum(), run.steps["prompt_tokens"].sum()
@@ -174,14 +198,54 @@ def _attainment(run: Run) -> dict:
 
 
 def _transfers(run: Run) -> dict:
-    """Wire time sums the pieces' own times, so pieces that share a link each count in full."""
+    """Of everything that landed, then of each purpose for which something did.
+
+    Wire time is that in which at least one of a request's pieces crossed, summed over requests;
+    those that share a link each count in full. Exposed means are per request that waited.
+    """
     exposed = run.requests["transfer_exposed_s"]
-    return {
+    numbers = {
         "transfer_bytes": run.transfers["bytes"].sum(),
         "transfer_pieces": len(run.transfers),
-        "transfer_wire_s": (run.transfers["landed_s"] - run.transfers["began_s"]).sum(),
+        "transfer_wire_s": run.moves["wire_s"].sum(),
         "transfer_exposed_s": exposed.sum(),
         "transfer_exposed_p99_s": exposed.quantile(0.99),
+        "step_waited_s": run.steps["waited_s"].sum(),
+    }
+    for purpose, moves in run.moves.groupby("purpose"):
+        numbers |= {
+            f"{purpose}_bytes": moves["bytes"].sum(),
+            f"{purpose}_pieces": moves["pieces"].sum(),
+            f"{purpose}_wire_s": moves["wire_s"].sum(),
+            f"{purpose}_exposed_mean_s": moves["exposed_s"].mean(),
+            f"{purpose}_closed_form_mean_s": moves["closed_form_s"].mean(),
+        }
+    return numbers
+
+
+def _reuse(run: Run) -> dict:
+    """Tokens of prompts whose prefill began: found where they are needed, loaded, or computed.
+    Hit rate: (local + remote) / prompt tokens, each prompt once, in its request's first pass."""
+    begun = run.requests[run.requests["started"]]
+    hits = begun["local"].sum() + begun["remote"].sum()
+    return {
+        **{f"reused_{how}_tokens": run.requests[how].sum() for how in REUSES},
+        "computed_tokens": run.requests["computed"].sum(),
+        "redone_tokens": run.requests["redone"].sum(),
+        "prefix_hit_rate": hits / (begun["prompt_len"].sum() or float("nan")),
+    }
+
+
+def _memory(run: Run) -> dict:
+    """Tokens of KV memory held on devices, over all pools."""
+    on_devices = run.pools[~run.pools["pool"].str.endswith(HOST)]
+    levels = on_devices.pivot_table(index=on_devices.index, columns="pool", values="held_tokens")
+    total = levels.ffill().fillna(0).sum(axis=1).to_numpy()
+    t_s = on_devices["t_s"].to_numpy()
+    return {
+        "kv_token_bytes": kv_token_bytes(run.transfers),
+        "kv_held_tokens_mean": time_mean(t_s, total, run.began_s, run.ended_s),
+        "kv_held_tokens_peak": total.max() if len(total) else 0,
     }
 
 
@@ -211,7 +275,7 @@ def _instance(run: Run, name: str) -> dict:
 
 
 def _pool(run: Run, name: str) -> dict:
-    """Internal fragmentation: 1 - token-seconds written / token-seconds held. External: its mean
+    """Internal fragmentation: 1 - token-seconds stored / token-seconds held. External: its mean
     over the run."""
     changes = run.pools[run.pools["pool"] == name]
     pool = pool_config(name, run.placement)
@@ -220,12 +284,15 @@ def _pool(run: Run, name: str) -> dict:
         t_s, values = changes["t_s"].to_numpy(), changes[column].to_numpy()
         return time_mean(t_s, values, run.began_s, run.ended_s)
 
-    held = mean("held_tokens") or float("nan")
+    held, stored = mean("held_tokens"), mean("stored_tokens")
     return {
         f"{name}.pool_pages": pool.pages,
         f"{name}.pool_pages_peak": changes["pages"].max(),
         f"{name}.pool_occupancy_mean": mean("pages") / pool.pages,
         f"{name}.pool_occupancy_peak": changes["pages"].max() / pool.pages,
-        f"{name}.fragmentation_internal": 1 - mean("written_tokens") / held,
+        f"{name}.held_tokens_mean": held,
+        f"{name}.held_tokens_peak": changes["held_tokens"].max(),
+        f"{name}.stored_tokens_mean": stored,
+        f"{name}.fragmentation_internal": 1 - stored / (held or float("nan")),
         f"{name}.fragmentation_external": mean("external") if pool.form == "slab" else None,
     }
