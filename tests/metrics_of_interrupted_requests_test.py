@@ -52,6 +52,22 @@ def test_stages_of_an_interrupted_request_are_sums_over_its_passes(interruption)
     assert (row["computed"], row["redone"]) == (8, 10)
 
 
+def test_tokens_of_a_step_from_before_a_retry_do_not_count():
+    late = [
+        decode(20, 9, {0: 9}, BOTH),
+        at(21, Retry(0, "hand-off expired")),
+        done(24, 9, 20, BOTH, {0: 1}),  # says the third token, which is computed again
+    ]
+    run = measured([*BEGUN, *late, *ENDED])
+    assert run.tokens["t_s"].tolist() == pytest.approx([0.010, 0.020, 0.045, 0.050])
+
+
+def test_step_that_ends_twice_counts_once():
+    run = measured([*BEGUN, BEGUN[-1], *ENDED])
+    assert run.requests.loc[0, "tokens"] == 4
+    assert len(run.steps) == 4
+
+
 def test_second_interruption_before_the_next_token_adds_no_time_twice():
     log = [*BEGUN, at(20, Preempt(0, BOTH, "recompute")), at(25, Retry(0, "again")), *ENDED]
     row = measured(log).requests.loc[0]
@@ -91,6 +107,28 @@ def test_swapped_request_queues_for_memory_and_waits_for_its_way_back():
     assert moves["wire_s"].to_dict() == pytest.approx({"swap_in": 0.007, "swap_out": 0.006})
     assert moves.loc["swap_in", "exposed_s"] == pytest.approx(0.008)
     assert np.isnan(moves.loc["swap_out", "exposed_s"])  # it is others who wait for the room
+
+
+def test_preempted_request_whose_prompt_is_still_in_its_prefill_pool_waits_for_another_place():
+    def piece(number: int) -> Send:
+        return Send(number, 0, P, D, 0, 8, 0, 1)
+
+    log = [
+        arrived(0, 0, prompt_len=8, max_tokens=2),
+        prefill(0, 0, 0, P),
+        done(10, 0, 0, P, {0: 1}),
+        at(10, piece(0)),
+        landed(13, 0, 0, 10),
+        at(13, Preempt(0, D, "return")),
+        at(20, piece(1)),
+        landed(23, 1, 0, 20),
+        decode(23, 1, {0: 8}, D),
+        done(25, 1, 23, D, {0: 1}),
+        at(25, Finish(0, "length", 2)),
+    ]
+    run = measured(log, DISAGGREGATED)
+    assert stages_ms(run, 0) == [0, 10, 3 + 3, 7, 2]
+    assert run.moves["closed_form_s"].tolist() == pytest.approx([0.006])  # both whole
 
 
 def test_step_that_never_ends_leaves_the_time_it_took_to_its_stage():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from metrics_test import disaggregated_log, measured, stages_ms
-from record_builders import DISAGGREGATED, arrived, at, decode, done, landed, prefill
+from record_builders import DISAGGREGATED, arrived, at, decode, done, hold, landed, prefill
 
 from pdjax.core.events import Cancel, Finish, Send, SendFailed
 from pdjax.metrics import Run, summary
@@ -174,7 +174,8 @@ def test_load_of_a_cached_prefix_is_exposed_before_prefill():
 
 def test_duplicates_count_once_and_lost_pieces_are_counted_by_their_end():
     log = whole_log(40)
-    log[6:6] = [
+    log.insert(3, hold(40, 0, D, (0, 1, 2)))
+    log[7:7] = [
         at(41, piece(2)),
         at(42, SendFailed(0, 2, "checksum differs")),
         at(42, piece(3)),
@@ -185,9 +186,11 @@ def test_duplicates_count_once_and_lost_pieces_are_counted_by_their_end():
     run = run_of(log)
     numbers = summary(run)
     assert numbers["transfer_bytes"] == 200
+    target = run.pools[run.pools["pool"] == D]
+    assert target["stored_tokens"].tolist() == [0, 4, 8, 9]  # a duplicate stores nothing
     assert (numbers["pieces_failed"], numbers["pieces_cancelled"]) == (1, 1)
     failed = run.incidents[run.incidents["what"] == "piece failed"].iloc[0]
-    assert (failed["instance"], failed["how"]) == (D, "checksum differs")
+    assert (failed["where"], failed["how"]) == ("prefill/0 -> decode/0", "checksum differs")
 
 
 def test_bytes_of_a_token_need_every_layer_group_once():

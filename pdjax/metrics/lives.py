@@ -34,6 +34,15 @@ class LogError(ValueError):
     """A log that cannot be analysed: empty, without its beginning, or of another placement."""
 
 
+class Span(NamedTuple):
+    """A request was in `stage` from `began` to `ended` (ns); `purpose`: of the KV it waited for."""
+
+    stage: str
+    purpose: Purpose | None
+    began: int
+    ended: int
+
+
 @dataclass
 class Pass:
     """One try at a request, from its arrival or from the interruption that began it.
@@ -59,8 +68,8 @@ class Pass:
     computed: int = 0  # tokens of chunks that were done
     reused: Counter[str] = field(default_factory=Counter)  # tokens, by Reuse.how
 
-    def spans(self, end: int) -> Iterator[tuple[str, Purpose | None, int]]:
-        """(stage, purpose of what it waits for, ns) from `begin` to `end`, without gaps."""
+    def spans(self, end: int) -> Iterator[Span]:
+        """From `begin` to `end`, without gaps."""
         joined = self.landed and self.first_decode and self.landed > self.first_decode
         marks = (
             ("prefill_queue", None, self.load_sent),
@@ -78,9 +87,9 @@ class Pass:
             until = min(max(now, mark or now), end)
             if stage == "decode" and self.waited:
                 waited = min(self.waited, until - now)
-                yield "transfer_exposed", self.arrives, waited
+                yield Span("transfer_exposed", self.arrives, now, now + waited)
                 now += waited
-            yield stage, purpose, until - now
+            yield Span(stage, purpose, now, until)
             now = until
 
     def _open_stage(self) -> tuple[str, Purpose | None]:
@@ -108,12 +117,13 @@ class Life:
     ended: int | None = None
     why: str = ""
     interruptions: Counter[str] = field(default_factory=Counter)  # `preempt` and `retry`
+    lost: int = 0  # the record of its last Retry; steps from before it say nothing that counts
 
     @property
     def started(self) -> bool:
         return self.passes[0].first_chunk is not None
 
-    def spans(self) -> Iterator[tuple[str, Purpose | None, int]]:
+    def spans(self) -> Iterator[Span]:
         """Those of all passes, up to the last token; none of a request without one."""
         if not self.tokens:
             return
@@ -155,7 +165,9 @@ class Log:
         self.waits: dict[int, int] = {}  # step -> ns it waited for pieces
         self.lives: dict[int, Life] = {}
         self._pass_of: dict[tuple[str, int, int], Pass] = {}  # (`step` or `send`, id, request)
+        self._dispatched: dict[int, int] = {}  # step that runs -> its record
         for number, record in enumerate(records, 1):
+            self._number = number
             try:
                 self._take_in(record)
             except KeyError as error:
@@ -173,8 +185,10 @@ class Log:
                 self._step(step, t_ns)
             case Send() as send:
                 self._send(send, t_ns, (t_ns, 0))
-            case StepDone() as done:
-                self._step_done(done, t_ns)
+            case StepDone(step=step) as done:
+                plan = self.plans[step]
+                if step in self._dispatched:  # else its end is told twice
+                    self._step_done(done, plan, t_ns)
             case Landed() as landed:
                 self._landed(landed, t_ns)
             case Reuse(rid=rid, tokens=tokens, how=how):
@@ -184,6 +198,7 @@ class Log:
                 self.lives[rid].passes[-1].arrives = "swap_in" if how == "swap" else "hand_off"
             case Retry(rid=rid):
                 self._interrupt(rid, "retry", Pass(t_ns))
+                self.lives[rid].lost = self._number
             case Finish(rid=rid, reason=outcome, tokens=count, why=why):
                 life = self.lives[rid]
                 life.outcome, life.ended, life.why = outcome, t_ns, why
@@ -198,6 +213,7 @@ class Log:
 
     def _step(self, step: Step, t_ns: int) -> None:
         self.plans[step.id] = step
+        self._dispatched[step.id] = self._number
         for chunk in step.chunks:
             one = self.lives[chunk.rid].passes[-1]
             one.first_chunk = _first(one.first_chunk, t_ns)
@@ -231,9 +247,8 @@ class Log:
             one.landed = t_ns
             one.flying -= 1
 
-    def _step_done(self, done: StepDone, t_ns: int) -> None:
+    def _step_done(self, done: StepDone, plan: Step, t_ns: int) -> None:
         self.done.append((t_ns, done))
-        plan = self.plans[done.step]
         for chunk in plan.chunks:
             one = self._pass_of["step", plan.id, chunk.rid]
             one.computed += chunk.length
@@ -245,9 +260,11 @@ class Log:
         self.waits[plan.id] = waited_ns(landed, plan.steps, done.began_ns, t_ns)
         for send in {send.rid: send for send in awaited}.values():
             self.pass_of(send).waited += self.waits[plan.id]
+        dispatched = self._dispatched.pop(plan.id)
         for emitted in done.emitted:
-            if self.lives[emitted.rid].ended is None:
-                self.lives[emitted.rid].tokens += [t_ns] * len(emitted.tokens)
+            life = self.lives[emitted.rid]
+            if life.ended is None and dispatched > life.lost:
+                life.tokens += [t_ns] * len(emitted.tokens)
 
     def pass_of(self, send: Send) -> Pass:
         """The pass of its request in which a piece was sent."""

@@ -1,6 +1,6 @@
 """What crossed between pools, for what, and what of its time was not hidden."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import NamedTuple
 
 import pandas as pd
@@ -64,7 +64,7 @@ def _times(log: Log, purpose: Purpose, landed: list[tuple[Send, Landing]]) -> _T
 
 
 def _bound_ns(one: Pass, purpose: Purpose, wire_ns: int) -> float:
-    if purpose != "hand_off":
+    if purpose != "hand_off" or one.first_chunk is None:  # nothing is computed meanwhile
         return wire_ns
     if one.prefilled is None or one.prefill_began is None:
         return float("nan")
@@ -74,18 +74,15 @@ def _bound_ns(one: Pass, purpose: Purpose, wire_ns: int) -> float:
 def _exposed_s(life: Life, purpose: Purpose) -> float:
     if life.outcome not in ("stop", "length"):
         return float("nan")
-    waited = Counter[Purpose | None]()
-    for stage, of, ns in life.spans():
-        if stage == "transfer_exposed":
-            waited[of] += ns
-    return waited[purpose] * NS
+    waits = (s for s in life.spans() if s.stage == "transfer_exposed" and s.purpose == purpose)
+    return sum(span.ended - span.began for span in waits) * NS
 
 
 def kv_token_bytes(transfers: pd.DataFrame) -> float:
     """Bytes of one token's K and V in all layers, as far as pieces say: NaN when not every layer
     group has landed once."""
-    if not len(transfers):
-        return float("nan")
-    one = transfers.drop_duplicates("group")
-    groups = transfers["groups"].iloc[0]
-    return float((one["bytes"] / one["length"]).sum()) if len(one) == groups else float("nan")
+    for groups, pieces in transfers.groupby("groups"):
+        one = pieces.drop_duplicates("group")
+        if len(one) == groups:
+            return float((one["bytes"] / one["length"]).sum())
+    return float("nan")

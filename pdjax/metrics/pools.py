@@ -125,6 +125,7 @@ def pool_table(records: Sequence[Record], log: Log, placement: Placement) -> pd.
     """
     owners = {pool_owner(name, placement) for name in instances_of(placement)}
     books = {name: _Books(pool_config(name, placement)) for name in sorted(owners)}
+    landed: set[int] = set()
     rows = []
     for record in records:
         if isinstance(record.body, Hold | Grow):
@@ -133,7 +134,8 @@ def pool_table(records: Sequence[Record], log: Log, placement: Placement) -> pd.
             name = pool_of(record.body.pool, placement)
         elif isinstance(record.body, StepDone):
             name = pool_of(record.body.instance, placement)
-        elif isinstance(record.body, Landed):
+        elif isinstance(record.body, Landed) and record.body.send not in landed:
+            landed.add(record.body.send)
             name = pool_of(log.sends[record.body.send].target, placement)
         else:
             continue

@@ -25,6 +25,8 @@ class Run:
         SLOs met); `started` (prefill began), `preempted` and `retried` (times), `interrupted_s`
         (from each of these until the next token); tokens `local`, `remote`, `target` (reused) and
         `computed` in its first pass, and `redone`, computed in later ones.
+    stages: a row per time that a request with a token spent in a stage, up to its last token, in
+        order: `rid`, `stage`, `began_s`, `ended_s`.
     tokens: a row per token that reached a client: `rid`, `t_s`, `itl_s` (NaN for the first).
     steps: a row per finished step: `step`, `instance`, `kind` (`prefill`, `decode`, `mixed`),
         `began_s`, `ended_s`, `prompt_tokens`, `decodes`, `tokens`, `waited_s` (for pieces on
@@ -39,14 +41,15 @@ class Run:
         once, while any request holds it), `stored_tokens` in them, `external` (fragmentation: 1 -
         longest free run / free pages; NaN unless the pool is a slab with free pages).
     incidents: a row per preemption, retry, lost piece, ...: `t_s`, `what` (`preempt`, `retry`,
-        `piece failed`, `piece cancelled`, `down`, `up`, `failed`), `rid` (-1: none), `instance`
-        (empty: none), `how` (a preemption's) or why.
+        `piece failed`, `piece cancelled`, `down`, `up`, `failed`), `rid` (-1: none), `where` (an
+        instance, SOURCE -> TARGET, or nothing), `how` (of a preemption) or why.
     began_s, ended_s: the first arrival and the last record; rates are over this makespan.
     """
 
     placement: Placement
     slo: SLO
     requests: pd.DataFrame
+    stages: pd.DataFrame
     tokens: pd.DataFrame
     steps: pd.DataFrame
     transfers: pd.DataFrame
@@ -72,11 +75,12 @@ def analyse(records: Sequence[Record], placement: Placement, slo: SLO) -> Run:
     Raises LogError where the log is empty, lacks its beginning, or names other instances.
     """
     log = Log(records)
-    transfers = transfer_table(log)
+    transfers, stages = transfer_table(log), _stage_table(log.lives)
     return Run(
         placement=placement,
         slo=slo,
-        requests=_request_table(log.lives, transfers, slo),
+        requests=_request_table(log.lives, stages, transfers, slo),
+        stages=stages,
         tokens=_token_table(log.lives),
         steps=_step_table(log),
         transfers=transfers,
@@ -91,7 +95,9 @@ def analyse(records: Sequence[Record], placement: Placement, slo: SLO) -> Run:
 # --- requests and tokens -------------------------------------------------------------------
 
 
-def _request_table(lives: dict[int, Life], transfers: pd.DataFrame, slo: SLO) -> pd.DataFrame:
+def _request_table(
+    lives: dict[int, Life], stages: pd.DataFrame, transfers: pd.DataFrame, slo: SLO
+) -> pd.DataFrame:
     table = pd.DataFrame(
         {
             "rid": rid,
@@ -115,7 +121,10 @@ def _request_table(lives: dict[int, Life], transfers: pd.DataFrame, slo: SLO) ->
     gaps = (table["tokens"] - 1).where(completed & (table["tokens"] > 1))
     table["tpot_s"] = (table["last_token_s"] - table["first_token_s"]) / gaps
     table["e2e_s"] = (table["last_token_s"] - table["arrival_s"]).where(completed)
-    table = table.join(_stages(lives).where(completed))
+    for stage in STAGES:
+        spans = stages[stages["stage"] == stage]
+        lengths = (spans["ended_s"] - spans["began_s"]).groupby(spans["rid"]).sum()
+        table[f"{stage}_s"] = lengths.reindex(table.index, fill_value=0.0).where(completed)
     table["bytes"] = transfers.groupby("rid")["bytes"].sum().reindex(table.index, fill_value=0)
     in_time = (table["ttft_s"] <= slo.ttft_s) & ~(table["tpot_s"] > slo.tpot_s)
     table["attained"] = completed & in_time  # a one-token request has no TPOT to miss
@@ -139,13 +148,15 @@ def _seconds(t_ns: int | None) -> float:
     return float("nan") if t_ns is None else t_ns * NS
 
 
-def _stages(lives: dict[int, Life]) -> pd.DataFrame:
-    rows = {}
-    for rid, life in lives.items():
-        rows[rid] = dict.fromkeys(STAGES, 0)
-        for stage, _, ns in life.spans():
-            rows[rid][stage] += ns
-    return (pd.DataFrame.from_dict(rows, orient="index", dtype=float) * NS).add_suffix("_s")
+def _stage_table(lives: dict[int, Life]) -> pd.DataFrame:
+    rows = [
+        (rid, span.stage, span.began * NS, span.ended * NS)
+        for rid, life in sorted(lives.items())
+        for span in life.spans()
+        if span.ended > span.began
+    ]
+    columns = ["rid", "stage", "began_s", "ended_s"]
+    return pd.DataFrame(rows, columns=columns).astype({"began_s": float, "ended_s": float})
 
 
 def _token_table(lives: dict[int, Life]) -> pd.DataFrame:
@@ -191,8 +202,7 @@ def _incident_table(records: Sequence[Record], log: Log) -> pd.DataFrame:
                 row = ("retry", rid, "", why)
             case SendFailed(rid=rid, send=send, why=why):
                 what = "piece cancelled" if why == "cancelled" else "piece failed"
-                target = log.sends[send].target if send in log.sends else ""
-                row = (what, rid, target, why)
+                row = (what, rid, _way(log, send), why)
             case Down(instance=instance):
                 row = ("down", -1, instance, "")
             case Up(instance=instance):
@@ -202,4 +212,8 @@ def _incident_table(records: Sequence[Record], log: Log) -> pd.DataFrame:
             case _:
                 continue
         rows.append((record.t_ns * NS, *row))
-    return pd.DataFrame(rows, columns=["t_s", "what", "rid", "instance", "how"])
+    return pd.DataFrame(rows, columns=["t_s", "what", "rid", "where", "how"])
+
+
+def _way(log: Log, send: int) -> str:
+    return f"{log.sends[send].source} -> {log.sends[send].target}" if send in log.sends else ""
