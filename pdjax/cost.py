@@ -10,16 +10,16 @@ NANOSECONDS = 1e9
 
 
 class Cost(NamedTuple):
-    """Nanoseconds of a step and of a piece's way, and the bytes of a piece."""
+    """Nanoseconds of a step, the bytes of a piece, and the links that pieces cross."""
 
     step_ns: Callable[[Step], int]
-    send_ns: Callable[[Send], int]
     send_bytes: Callable[[Send], int]
+    link: Link = Link()
 
 
 def affine(clock: Clock, link: Link, send_bytes: Callable[[Send], int]) -> Cost:
-    """Steps affine in prompt tokens, decode tokens and context tokens; links in bytes. The form is
-    DistServe's (OSDI 2024, section 4), without its term in the square of the prompt."""
+    """Steps affine in prompt tokens, decode tokens and context tokens. The form is DistServe's
+    (OSDI 2024, section 4), without its term in the square of the prompt."""
 
     def step_ns(step: Step) -> int:
         prompt = sum(chunk.length for chunk in step.chunks)
@@ -34,10 +34,4 @@ def affine(clock: Clock, link: Link, send_bytes: Callable[[Send], int]) -> Cost:
         )
         return round(seconds * NANOSECONDS)
 
-    def send_ns(send: Send) -> int:
-        seconds = link.latency_s
-        if link.bytes_per_s:
-            seconds += send_bytes(send) / link.bytes_per_s
-        return round(seconds * NANOSECONDS)
-
-    return Cost(step_ns, send_ns, send_bytes)
+    return Cost(step_ns, send_bytes, link)

@@ -5,67 +5,256 @@ starts: then tokens are real and times are deterministic.
 """
 
 import heapq
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
 
-from pdjax.core.events import Action, Emitted, Event, Landed, Send, Step, StepDone
+from pdjax.core.events import (
+    Action,
+    Alarm,
+    Cancel,
+    Emitted,
+    Event,
+    Landed,
+    Send,
+    SendFailed,
+    Step,
+    StepDone,
+    TimeUp,
+)
 from pdjax.cost import Cost
+from pdjax.links import NEVER, Network, Sharing, max_min
 
 Compute = Callable[[Action], tuple[Emitted, ...]]
 """Runs an action's arithmetic, if any, and returns the tokens it emits."""
+
+
+class Contents(Protocol):
+    """What pieces carry, as far as it can be damaged."""
+
+    def spoil(self, send: int) -> None:
+        """What piece `send` carries shall be damaged on its way."""
+        ...
+
+    def damage(self, send: int) -> str:
+        """Asked once a piece has crossed: why it is not what left, or nothing if nobody looks."""
+        ...
+
+
+@dataclass
+class Unseen:
+    """Pieces without contents: damage is known because it was ordered."""
+
+    checksum: bool = False
+    spoiled: set[int] = field(default_factory=set)
+
+    def spoil(self, send: int) -> None:
+        self.spoiled.add(send)
+
+    def damage(self, send: int) -> str:
+        return "what landed is not what left" if self.checksum and send in self.spoiled else ""
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A step that runs: `group` of its `groups` layer groups is next, or waits for its pieces."""
+
+    step: Step
+    emitted: tuple[Emitted, ...]
+    sequence: int
+    length_ns: int
+    groups: int
+    group: int = 0
+    began_ns: int = 0
+    waited_ns: int = 0
+
+    def computed_ns(self) -> int:
+        """Of its time without waiting, what the groups before `group` take."""
+        return self.length_ns * self.group // self.groups
+
+
+class _Arrival:
+    """Something may have crossed the network."""
+
+
+_Due = Event | Send | _Run | _Arrival
 
 
 class VirtualBackend:
     """A core.loop.Backend in virtual time.
 
     An instance runs one step at a time. Layer group g of a step with G groups is computed after
-    (g + 1)/G of the step's time; its pieces leave then. One piece at a time crosses the link
-    between two instances, first ready first. Simultaneous events keep the order in which they
-    were caused.
+    (g + 1)/G of the step's time; its pieces leave then. A group that awaits pieces starts when
+    they have landed, and the step gets longer by what it waits. Simultaneous events keep the order
+    in which they were caused, but TimeUp is the last of its nanosecond.
     """
 
-    def __init__(self, cost: Cost, compute: Compute, note: Callable[[Event], None]):
-        """note: told of every event when it is submitted."""
+    def __init__(
+        self,
+        cost: Cost,
+        compute: Compute,
+        note: Callable[[Event], None],
+        *,
+        contents: Contents | None = None,
+        share: Sharing = max_min,
+    ):
+        """note: told of every event when it is submitted. share: how pieces share links."""
         self._cost, self._compute, self._note = cost, compute, note
+        self._contents = contents or Unseen()
+        self._network = Network(cost.link, share)
         self._now = 0
-        self._heap: list[tuple[int, int, Event | Send]] = []  # a Send: a piece is ready to leave
+        self._heap: list[tuple[int, bool, int, _Due]] = []  # a Send: a piece is ready to leave
         self._sequence = 0
-        self._instance_free: dict[str, int] = {}
-        self._link_free: dict[tuple[str, str], int] = {}
+        self._steps: dict[str, deque[_Run]] = {}  # of each instance; the first is running
+        self._waiting: list[_Run] = []
+        self._open: dict[int, Send] = {}  # pieces that have neither landed nor failed
+        self._armed_ns: int | None = None  # when the network is looked at next
+
+    # --- core.loop.Backend ---------------------------------------------------------------
 
     def submit(self, event: Event, at_ns: int) -> None:
         self._note(event)
         self._push(event, at_ns)
 
-    def _push(self, due: Event | Send, at_ns: int) -> None:
-        heapq.heappush(self._heap, (max(at_ns, self._now), self._sequence, due))
-        self._sequence += 1
-
     def start(self, action: Action) -> None:
         emitted = self._compute(action)
-        if isinstance(action, Step):
-            self._start_step(action, emitted)
-        elif isinstance(action, Send):
-            self._start_send(action)
+        match action:
+            case Step():
+                self._open |= {send.id: send for send in action.sends}
+                self._queue_step(action, emitted)
+            case Send():
+                self._open[action.id] = action
+                self._leave(action)
+            case Cancel():
+                self._cancel(action)
+            case Alarm():
+                self._push(TimeUp(), action.at_ns)
 
     def next_event(self) -> tuple[int, Event]:
         while self._heap:
-            self._now, _, due = heapq.heappop(self._heap)
-            if not isinstance(due, Send):
-                return self._now, due
-            self._start_send(due)
+            self._now, _, _, due = heapq.heappop(self._heap)
+            event = self._happen(due)
+            if event is not None:
+                return self._now, event
         raise RuntimeError("nothing is left to happen, but requests are still open")
 
-    def _start_step(self, step: Step, emitted: tuple[Emitted, ...]) -> None:
-        begin = max(self._now, self._instance_free.get(step.instance, 0))
-        length = self._cost.step_ns(step)
-        self._instance_free[step.instance] = begin + length
-        for send in step.sends:
-            self._push(send, begin + length * (send.group + 1) // send.groups)
-        self._push(StepDone(step.id, step.instance, begin, emitted), begin + length)
+    def close(self) -> None:
+        """Nothing runs here that would have to end."""
 
-    def _start_send(self, send: Send) -> None:
-        link = (send.source, send.target)
-        begin = max(self._now, self._link_free.get(link, 0))
-        end = begin + self._cost.send_ns(send)
-        self._link_free[link] = end
-        self._push(Landed(send.rid, send.id, begin, self._cost.send_bytes(send)), end)
+    # --- what faults.py does on purpose ----------------------------------------------------
+
+    def stall(self, instance: str, seconds: float) -> None:
+        """Nothing moves on the links into `instance` for so long (0: for ever)."""
+        until_ns = self._now + round(seconds * 1e9) if seconds else NEVER
+        self._network.stall(self._now, instance, until_ns)
+        self._arm()
+
+    def spoil(self, send: int) -> None:
+        """Damages piece `send`, which has not been started."""
+        self._contents.spoil(send)
+
+    # --- what happens ----------------------------------------------------------------------
+
+    def _push(self, due: _Due, at_ns: int) -> None:
+        last = isinstance(due, TimeUp)
+        sequence = due.sequence if isinstance(due, _Run) else self._next()
+        heapq.heappush(self._heap, (max(at_ns, self._now), last, sequence, due))
+
+    def _next(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def _happen(self, due: _Due) -> Event | None:
+        if isinstance(due, _Arrival):
+            return self._arrive()
+        if isinstance(due, _Run):
+            return self._end_group(due)
+        if isinstance(due, Send):
+            return self._leave(due)
+        return due
+
+    # --- steps -----------------------------------------------------------------------------
+
+    def _queue_step(self, step: Step, emitted: tuple[Emitted, ...]) -> None:
+        pieces = (*step.sends, *(self._open[id] for id in step.awaits if id in self._open))
+        groups = max((piece.groups for piece in pieces), default=1)
+        queue = self._steps.setdefault(step.instance, deque())
+        queue.append(_Run(step, emitted, self._next(), self._cost.step_ns(step), groups))
+        if len(queue) == 1:
+            self._begin(queue[0])
+
+    def _begin(self, run: _Run) -> None:
+        run.began_ns = self._now
+        self._enter_group(run)
+
+    def _enter_group(self, run: _Run) -> None:
+        """Group `run.group` starts now, or waits for the pieces that it reads."""
+        awaited = (self._open.get(id) for id in run.step.awaits)
+        if any(piece is not None and piece.group == run.group for piece in awaited):
+            self._waiting.append(run)
+            return
+        run.waited_ns = self._now - run.began_ns - run.computed_ns()
+        run.group += 1
+        self._push(run, run.began_ns + run.waited_ns + run.computed_ns())
+
+    def _end_group(self, run: _Run) -> Event | None:
+        for send in run.step.sends:
+            if send.group == run.group - 1:
+                self._leave(send)
+        if run.group < run.groups:
+            self._enter_group(run)
+            return None
+        queue = self._steps[run.step.instance]
+        queue.popleft()
+        if queue:
+            self._begin(queue[0])
+        return StepDone(run.step.id, run.step.instance, run.began_ns, run.emitted)
+
+    # --- pieces ----------------------------------------------------------------------------
+
+    def _leave(self, send: Send) -> None:
+        if send.id in self._open:
+            nbytes = self._cost.send_bytes(send)
+            self._network.start(self._now, send.id, send.source, send.target, nbytes)
+            self._arm()
+
+    def _arm(self) -> None:
+        """Sees to it that the network is looked at when something arrives."""
+        at_ns = self._network.next_finish()
+        if at_ns is not None and at_ns != self._armed_ns:
+            self._armed_ns = at_ns
+            self._push(_Arrival(), at_ns)
+
+    def _arrive(self) -> Event | None:
+        if self._armed_ns != self._now:  # something has changed since it was set
+            return None
+        self._armed_ns = None
+        crossed = self._network.finish(self._now)
+        self._arm()
+        events = [self._landed(id, began_ns) for id, began_ns in crossed]
+        for event in events[1:]:
+            self._push(event, self._now)
+        return events[0] if events else None
+
+    def _landed(self, id: int, began_ns: int) -> Landed | SendFailed:
+        send = self._close(id)
+        why = self._contents.damage(id)
+        if why:
+            return SendFailed(send.rid, id, why)
+        return Landed(send.rid, id, began_ns, self._cost.send_bytes(send))
+
+    def _cancel(self, cancel: Cancel) -> None:
+        if cancel.send in self._open:
+            self._network.cancel(self._now, cancel.send)
+            self._arm()
+            self._push(SendFailed(cancel.rid, cancel.send, "cancelled"), self._now)
+            self._close(cancel.send)
+
+    def _close(self, id: int) -> Send:
+        """Piece `id` has come to its end; steps that waited for it may go on."""
+        send = self._open.pop(id)
+        waiting, self._waiting = self._waiting, []
+        for run in waiting:
+            self._enter_group(run)
+        return send
