@@ -7,7 +7,6 @@ run's folder per placement, by its name.
 """
 
 import io
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,13 +20,25 @@ from rich.table import Table
 
 from pdjax.core.config import Config
 from pdjax.core.events import Record, read_jsonl, write_jsonl
-from pdjax.metrics import STAGES, Run, analyse, summary
-from pdjax.report_figures import Drawn, draw_all, placement_colours, stage_means
+from pdjax.metrics import Run, analyse, summary
+from pdjax.report_figures import Drawn, draw_all, placement_colours
+from pdjax.report_tables import (
+    Cells,
+    Numbers,
+    Runs,
+    comparison_cells,
+    in_ms,
+    instance_cells,
+    interruption_cells,
+    memory_cells,
+    number,
+    reason_cells,
+    reuse_cells,
+    stage_cells,
+    transfer_cells,
+)
 from pdjax.timeline import chrome_trace
 
-Runs = Mapping[str, Run]
-Numbers = Mapping[str, Mapping]  # placement -> its summary
-UNDEFINED = "n/a"
 SAME = 0.05
 """Numbers whose ratio is within this of 1 are called about the same."""
 
@@ -92,50 +103,7 @@ def redraw(folder: Path) -> Path:
     return write_comparison(folder, config, environment, runs)
 
 
-# --- numbers as text -----------------------------------------------------------------------
-
-
-class Cells(NamedTuple):
-    """A table to print: a caption, column headings, and rows that begin with their name."""
-
-    caption: str
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-
-
-def comparison_cells(runs: Runs, numbers: Numbers) -> Cells:
-    columns = (
-        "placement", "devices", "TTFT p50 ms", "TTFT p99 ms", "TPOT p50 ms", "TPOT p99 ms",
-        "ITL p99 ms", "output tok/s", "tok/s per device", "SLO met [95%]", "KV moved MB",
-        "exposed ms/req",
-    )  # fmt: skip
-    rows = []
-    for name, s in numbers.items():
-        latencies = ("ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s", "itl_p99_s")
-        low, high = s["slo_attainment_low95"], s["slo_attainment_high95"]
-        rows.append(
-            (
-                name,
-                str(s["devices"]),
-                *(_ms(s[key]) for key in latencies),
-                _number(s["output_tokens_per_s"]),
-                _number((s["output_tokens_per_s"] or math.nan) / s["devices"]),
-                f"{s['slo_attainment']:.0%} [{low:.0%},{high:.0%}]",
-                _number(s["transfer_bytes"] / 1e6),
-                _ms(s["transfer_exposed_mean_s"]),
-            )
-        )
-    return Cells(_objectives(runs), columns, rows)
-
-
-def _objectives(runs: Runs) -> str:
-    run = next(iter(runs.values()))
-    counts = sorted({len(run.requests) for run in runs.values()})
-    return (
-        f"n = {', '.join(map(str, counts))} requests per placement; SLO: TTFT <= "
-        f"{run.slo.ttft_s:g} s and TPOT <= {run.slo.tpot_s * 1e3:g} ms together, 95% Wilson "
-        "interval; refused, aborted and unfinished requests missed it. MB are 10^6 bytes."
-    )
+# --- the comparison for a terminal ---------------------------------------------------------
 
 
 def _numbers(runs: Runs) -> Numbers:
@@ -157,57 +125,6 @@ def comparison_table(runs: Runs) -> str:
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
-def stage_cells(runs: Runs) -> Cells:
-    columns = ("placement", *(f"{stage.replace('_', ' ')} ms" for stage in STAGES), "E2E ms")
-    rows = []
-    for name, run in runs.items():
-        means = stage_means(run)
-        rows.append((name, *(_ms(seconds) for seconds in means), _ms(means.sum())))
-    return Cells("Mean over completed requests.", columns, rows)
-
-
-def instance_cells(runs: Runs, numbers: Numbers) -> Cells:
-    columns = (
-        "instance", "steps", "busy", "mean decode batch", "prompt tokens", "output tokens",
-        "pool pages", "peak held", "mean held", "internal frag.", "external frag.",
-    )  # fmt: skip
-    keys = (
-        "steps", "utilisation", "decode_batch_mean", "prompt_tokens", "output_tokens",
-        "pool_pages", "pool_occupancy_peak", "pool_occupancy_mean",
-        "fragmentation_internal", "fragmentation_external",
-    )  # fmt: skip
-    shares = {"utilisation", *keys[6:]}
-    rows = []
-    for name, run in runs.items():
-        for instance in run.instances:
-            values = [(key, numbers[name].get(f"{instance}.{key}")) for key in keys]
-            texts = (_percent(v) if key in shares else _number(v) for key, v in values)
-            rows.append((f"{name} {instance}", *texts))
-    caption = (
-        "Busy: share of the makespan with a step running. Held: share of the pool's pages. "
-        "Internal fragmentation: token-time reserved but not written; external: 1 - longest free "
-        "run / free pages of a slab, mean over time."
-    )
-    return Cells(caption, columns, rows)
-
-
-def _number(value: float | None) -> str:
-    """Three significant digits, or all of a whole number."""
-    if value is None or not math.isfinite(value):
-        return UNDEFINED
-    if isinstance(value, int) or abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:#.3g}" if value else "0"
-
-
-def _ms(seconds: float | None) -> str:
-    return _number(None if seconds is None else seconds * 1e3)
-
-
-def _percent(share: float | None) -> str:
-    return UNDEFINED if share is None else f"{share:.0%}"
-
-
 # --- what changed, in words ----------------------------------------------------------------
 
 
@@ -227,8 +144,8 @@ def _collocated(run: Run) -> bool:
 def _alone(name: str, s: Mapping) -> str:
     return (
         f"{name} served {s['completed']} of {s['requests']} requests on {_devices(s)}: "
-        f"median TTFT {_ms(s['ttft_p50_s'])} ms, p99 ITL {_ms(s['itl_p99_s'])} ms, "
-        f"{_number(s['output_tokens_per_s'])} output tokens/s; both SLOs met by "
+        f"median TTFT {in_ms(s['ttft_p50_s'])} ms, p99 ITL {in_ms(s['itl_p99_s'])} ms, "
+        f"{number(s['output_tokens_per_s'])} output tokens/s; both SLOs met by "
         f"{s['slo_attainment']:.0%} of requests."
     )
 
@@ -253,8 +170,8 @@ def _against(base: str, old: Mapping, name: str, new: Mapping) -> str:
     moved = "no KV moved"
     if new["transfer_bytes"]:
         moved = (
-            f"{_number(new['transfer_bytes'] / 1e6)} MB of KV moved, which prefill hid but for "
-            f"{_ms(new['transfer_exposed_mean_s'])} ms per request"
+            f"{number(new['transfer_bytes'] / 1e6)} MB of KV moved, hidden but for "
+            f"{in_ms(new['transfer_exposed_mean_s'])} ms per request"
         )
     devices = f"on {_devices(new)} against {old['devices']}"
     return f"{name} against {base}, {devices}: {changes}; {met}; {moved}."
@@ -279,12 +196,20 @@ def setting(config: Config) -> str:
     lengths = w.trace.path or f"mean prompt {w.prompt.mean:g}, mean output {w.output.mean:g} tokens"
     rates = {"closed": f" with {w.arrivals.concurrency} clients", "burst": "", "trace": ""}
     rate = rates.get(w.arrivals.process, f" at {w.arrivals.rate:g}/s")
-    transfer = f"{config.transfer.schedule}, groups {config.transfer.groups}"
     return (
         f"{config.model.source} in {config.model.dtype}; {w.requests} requests, "
-        f"{w.arrivals.process}{rate}; {lengths}; seed {config.seed}; transfer {transfer}; "
+        f"{w.arrivals.process}{rate}; {lengths}; seed {config.seed}; {_transfers(config)}; "
         f"{config.clock.kind} clock."
     )
+
+
+def _transfers(config: Config) -> str:
+    t = config.transfer
+    link = t.link.preset or (f"{t.link.bytes_per_s / 1e9:g} GB/s" if t.link.bytes_per_s else "")
+    parts = [f"transfer {t.schedule} by {t.transport}, groups {t.groups}"]
+    parts += [f"link {link}"] * bool(link) + ["prefix cache"] * config.cache.prefix
+    parts += [f"{len(config.faults)} faults on purpose"] * bool(config.faults)
+    return "; ".join(parts)
 
 
 def caveats(config: Config, numbers: Numbers) -> list[str]:
@@ -295,7 +220,7 @@ def caveats(config: Config, numbers: Numbers) -> list[str]:
     if len({s["devices"] for s in numbers.values()}) > 1:
         notes.append("The placements occupy different numbers of devices: compare per device too.")
     for name, s in numbers.items():
-        lost = [f"{s[k]} {k}" for k in ("refused", "aborted", "unfinished") if s[k]]
+        lost = [f"{s[k]} {k}" for k in ("refused", "aborted", "failed", "unfinished") if s[k]]
         if lost:
             notes.append(f"{name}: {', '.join(lost)} of {s['requests']} requests.")
         if s["queue_growing"]:
@@ -327,8 +252,8 @@ def _write_page(
         findings=findings(runs, numbers),
         caveats=caveats(config, numbers),
         comparison=comparison_cells(runs, numbers),
-        stage_table=stage_cells(runs),
-        instances=instance_cells(runs, numbers),
+        beside={"stages": stage_cells(runs), "occupancy": memory_cells(runs, numbers)},
+        sections=_sections(runs, numbers),
         figures=drawn,
         colours=placement_colours(runs),
         config=_pretty(config),
@@ -336,6 +261,29 @@ def _write_page(
     )
     path.write_text(page, encoding="utf-8")
     return path
+
+
+class Section(NamedTuple):
+    """Tables under a heading."""
+
+    name: str
+    title: str
+    tables: list[Cells]
+
+
+def _sections(runs: Runs, numbers: Numbers) -> list[Section]:
+    """Those that have something to say."""
+    tables = {
+        ("transfers", "KV on the way"): [transfer_cells(runs)],
+        ("reuse", "Prefix reuse"): [reuse_cells(numbers)],
+        ("interruptions", "Preemptions, retries and failures"): [
+            interruption_cells(numbers),
+            reason_cells(runs),
+        ],
+        ("instances", "Instances"): [instance_cells(runs, numbers)],
+    }
+    found = {key: [t for t in some if t is not None] for key, some in tables.items()}
+    return [Section(*key, some) for key, some in found.items() if some]
 
 
 def _write_figures(folder: Path, drawn: Sequence[Drawn]) -> None:

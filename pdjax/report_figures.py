@@ -5,7 +5,7 @@ and others for what an instance does. Line styles differ too, so that print need
 """
 
 import io
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from itertools import cycle
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from pdjax.metrics import STAGES, Run, in_system, pool_config
+from pdjax.metrics import HOST, STAGES, Run, in_system, pool_config
 
 Runs = Mapping[str, Run]
 
@@ -37,6 +37,14 @@ STAGE_COLOURS = {
     "transfer_exposed": WORK_COLOURS["transfer"],
     "decode_queue": "#999999",
     "decode": WORK_COLOURS["decode"],
+}
+INCIDENT_MARKS = {  # what: marker, colour
+    "preempt": ("v", "#D55E00"),
+    "retry": ("<", "#D55E00"),
+    "piece failed": ("X", "#CC0000"),
+    "down": ("s", "#CC0000"),
+    "up": ("^", "#009E73"),
+    "failed": ("X", "#000000"),
 }
 STYLE = {
     "font.size": 9,
@@ -91,7 +99,8 @@ STAGES_CAPTION = (
 TIMELINE_CAPTION = (
     "One row per instance and per pair of instances that KV crosses between. Look for decode "
     "(blue) interrupted by prefill (orange), and for idle (white) instances. Neighbouring steps "
-    "of one kind are drawn as one bar."
+    "of one kind are drawn as one bar. Marks, if any: preemptions, instances down and up and lost "
+    "pieces on their row; retries and failed requests along the top."
 )
 ZOOM_CAPTION = (
     "The same rows, every step by itself, over the same seconds in each placement: around the "
@@ -246,11 +255,8 @@ def occupancy(runs: Runs) -> Figure:
     figure, axes = _panels(runs, 2.6, sharey=True)
     for ax, run in zip(axes, runs.values(), strict=True):
         for name, changes in run.pools.groupby("pool"):
-            role, _, index = str(name).rpartition("/")
             percent = 100 * changes["pages"] / pool_config(str(name), run.placement).pages
-            does = run.placement[role].does
-            colour = WORK_COLOURS["mixed" if does == "both" else does]
-            style = LINE_STYLES[int(index) % len(LINE_STYLES)]
+            colour, style = _pool_style(run, str(name))
             ax.step(changes["t_s"], percent, where="post", color=colour, ls=style, lw=1, label=name)
         ax.set_xlabel("time of the run (s)")
         if len(run.pools):
@@ -258,6 +264,15 @@ def occupancy(runs: Runs) -> Figure:
     axes[0].set_ylim(bottom=0)
     axes[0].set_ylabel("pages held (%)")
     return figure
+
+
+def _pool_style(run: Run, pool: str) -> tuple[str, str]:
+    """The colour of what its instance does, grey for host memory; a style per instance."""
+    role, _, index = pool.removesuffix(HOST).rpartition("/")
+    does = run.placement[role].does
+    colour = WORK_COLOURS["mixed" if does == "both" else does]
+    style = LINE_STYLES[int(index) % len(LINE_STYLES)]
+    return "#999999" if pool.endswith(HOST) else colour, style
 
 
 # --- parts ---------------------------------------------------------------------------------
@@ -303,6 +318,7 @@ def _timeline(runs: Runs, began_s: float, ended_s: float, merge: bool) -> Figure
     figure = Figure(figsize=(WIDTH, 0.9 + 0.34 * sum(heights) + 0.35 * len(runs)))
     axes = figure.subplots(len(runs), 1, sharex=True, squeeze=False, height_ratios=heights).ravel()
     gap_s = (ended_s - began_s) / 1000 if merge else -1.0
+    marked: set[str] = set()
     for ax, (name, colour) in zip(axes, placement_colours(runs).items(), strict=True):
         for y, bars in enumerate(rows[name].values()):
             visible = bars[(bars["ended_s"] > began_s) & (bars["began_s"] < ended_s)]
@@ -319,13 +335,25 @@ def _timeline(runs: Runs, began_s: float, ended_s: float, merge: bool) -> Figure
                 )
             if not merge:
                 _label_prefills(ax, visible, y, began_s, ended_s)
-        ax.set(yticks=range(len(rows[name])), yticklabels=list(rows[name]), xlim=(began_s, ended_s))
+        marked |= _mark_incidents(ax, runs[name].incidents, list(rows[name]))
+        labels = [row.replace("->", "→") for row in rows[name]]
+        ax.set(yticks=range(len(rows[name])), yticklabels=labels, xlim=(began_s, ended_s))
         ax.set_ylim(len(rows[name]) - 0.5, -0.5)
         ax.set_title(name, color=colour, fontweight="bold")
         ax.grid(visible=False, axis="y")
     axes[-1].set_xlabel("time of the run (s)")
-    _patch_legend(figure, WORK_COLOURS)
+    _patch_legend(figure, WORK_COLOURS, marked)
     return figure
+
+
+def _mark_incidents(ax: Axes, incidents: pd.DataFrame, rows: list[str]) -> set[str]:
+    """Marks what has a mark on its row, or along the top where it has none; returns which."""
+    found = incidents[incidents["what"].isin(INCIDENT_MARKS)]
+    for what, some in found.groupby("what"):
+        marker, colour = INCIDENT_MARKS[str(what)]
+        y = [rows.index(where) if where in rows else -0.45 for where in some["where"]]
+        ax.plot(some["t_s"], y, marker, color=colour, ms=5, mec="white", mew=0.5, clip_on=True)
+    return set(found["what"])
 
 
 def _rows(run: Run) -> dict[str, pd.DataFrame]:
@@ -335,7 +363,7 @@ def _rows(run: Run) -> dict[str, pd.DataFrame]:
         kind="transfer", rids=None
     )
     for (source, target), crossing in pieces.groupby(["source", "target"]):
-        rows[f"{source} → {target}"] = crossing
+        rows[f"{source} -> {target}"] = crossing
     return rows
 
 
@@ -378,11 +406,17 @@ def _placement_legend(figure: Figure, runs: Runs) -> None:
     figure.legend(lines, list(runs), loc="outside upper right", ncols=len(runs))
 
 
-def _patch_legend(figure: Figure, colours: Mapping[str, str]) -> None:
+def _patch_legend(figure: Figure, colours: Mapping[str, str], marked: Container[str] = ()) -> None:
     patches = [
         Patch(color=colour, label=name.replace("_", " ")) for name, colour in colours.items()
     ]
-    figure.legend(handles=patches, loc="outside upper right", ncols=len(patches))
+    marks = [
+        Line2D([], [], color=colour, marker=marker, linestyle="", label=what)
+        for what, (marker, colour) in INCIDENT_MARKS.items()
+        if what in marked
+    ]
+    handles = [*patches, *marks]
+    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles))
 
 
 def _svg(figure: Figure) -> str:

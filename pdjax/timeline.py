@@ -2,18 +2,19 @@
 
 Times are microseconds of the run. One process per instance, with a track per kind of step and
 counters; one for transfers, with a track per pair of instances; one for requests, whose stages
-are asynchronous spans. Spans of a track that overlap get lanes of their own, because the format
-nests overlapping spans of one thread.
+are asynchronous spans. Preemptions, retries, instances going down and up and pieces that failed
+are instants. Spans of a track that overlap get lanes of their own, because the format nests
+overlapping spans of one thread.
 """
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 
 import numpy as np
 import pandas as pd
 
-from pdjax.metrics import STAGES, Run, in_system
+from pdjax.metrics import HOST, Run, in_system
 
 
 def chrome_trace(run: Run) -> dict:
@@ -24,11 +25,14 @@ def chrome_trace(run: Run) -> dict:
     for instance in run.instances:
         events += _steps(run.steps[run.steps["instance"] == instance], pids[instance])
     events += _transfers(run.transfers, pids["transfers"])
-    events += _requests(run.requests, pids["requests"])
+    events += _requests(run, pids["requests"])
+    events += _incidents(run.incidents, pids)
     events += _counter("requests in the system", pids["requests"], in_system(run).items())
     for pool, changes in run.pools.groupby("pool"):
         levels = zip(changes["t_s"], changes["pages"], strict=True)
-        events += _counter("pages held", pids[str(pool)], levels)
+        instance = str(pool).removesuffix(HOST)
+        name = "pages held" if instance == pool else "pages held in host memory"
+        events += _counter(name, pids[instance], levels)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
@@ -98,10 +102,11 @@ def _track(name: str, spans: list[tuple], pid: int, tids: Iterator[int]) -> list
     return events
 
 
-def _requests(requests: pd.DataFrame, pid: int) -> list[dict]:
+def _requests(run: Run, pid: int) -> list[dict]:
     """A span per request that ended, its stages within; whatever never ended is an instant."""
     events = []
-    for rid, row in requests.iterrows():
+    stages = dict(iter(run.stages.groupby("rid")))
+    for rid, row in run.requests.iterrows():
         common = {"cat": "request", "id": int(str(rid)), "pid": pid, "tid": 0}
         label = f"request {rid}"
         args = {"outcome": row["outcome"], "prompt": row["prompt_len"], "tokens": row["tokens"]}
@@ -110,13 +115,24 @@ def _requests(requests: pd.DataFrame, pid: int) -> list[dict]:
             events.append({**start, "ph": "n"})
             continue
         events.append(start)
-        t_s = row["arrival_s"]
-        for stage in STAGES:
-            if row[f"{stage}_s"] > 0:
-                events.append({"ph": "b", "name": stage, "ts": _us(t_s), **common})
-                t_s += row[f"{stage}_s"]
-                events.append({"ph": "e", "name": stage, "ts": _us(t_s), **common})
+        for span in stages[rid].itertuples() if rid in stages else ():
+            for ph, t_s in (("b", span.began_s), ("e", span.ended_s)):
+                events.append({"ph": ph, "name": span.stage, "ts": _us(t_s), **common})
         events.append({"ph": "e", "name": label, "ts": _us(row["ended_s"]), **common})
+    return events
+
+
+def _incidents(incidents: pd.DataFrame, pids: Mapping[str, int]) -> list[dict]:
+    """On the process of the instance or of the transfers, else on that of the requests."""
+    events = []
+    for row in incidents.itertuples():
+        process = "transfers" if " -> " in row.where else row.where or "requests"
+        who = f" request {row.rid}" if row.rid >= 0 else ""
+        where = {"s": "p", "pid": pids[process], "tid": 0, "ts": _us(row.t_s)}
+        args = {"where": row.where, "how": row.how}
+        events.append(
+            {"ph": "i", "name": f"{row.what}{who}", "cat": row.what, "args": args, **where}
+        )
     return events
 
 
