@@ -39,8 +39,10 @@ def test_an_abort_in_the_queue_leaves_no_trace(name):
 def test_pages_stay_while_the_step_of_an_aborted_prompt_runs(name, schedule):
     run = Driven(PLACEMENTS[name], schedule=schedule)
     run.arrive(0, prompt_len=8)
-    assert run.abort(0) == [Finish(0, "abort", 0)]
     flying = bool(run.flying)
+    finish, *cancels = run.abort(0)
+    assert finish == Finish(0, "abort", 0)
+    assert kinds(cancels) == ["Cancel"] * flying
     assert kinds(run.end_step()) == ([] if flying else ["Release"])
     if flying:
         assert kinds(run.land()) == ["Release", "Release"]
@@ -63,8 +65,8 @@ def test_pages_stay_on_both_sides_while_pieces_of_an_aborted_request_fly(name):
     run = Driven(PLACEMENTS[name], groups=2)
     run.arrive(0)
     run.end_step()
-    assert run.abort(0) == [Finish(0, "abort", 1)]
-    assert run.land() == []
+    assert kinds(run.abort(0)) == ["Finish", "Cancel", "Cancel"]
+    assert run.land() == []  # too late to be cancelled
     assert {(r.rid, r.pool) for r in run.land()} == {(0, "prefill/0"), (0, "decode/0")}
     run.check()
 

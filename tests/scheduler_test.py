@@ -24,6 +24,11 @@ TWO_POOLS = pytest.mark.parametrize("name", ["two_pools", "1P1D", "2P1D", "1P2D"
 SCHEDULES = pytest.mark.parametrize("schedule", ["layerwise", "whole"])
 
 
+def join(rid: int, position: int, count: int = 1) -> Decode:
+    """The first decode of request `rid`, in the slot of that number."""
+    return Decode(rid, rid, position, count, joined=True)
+
+
 # --- a request's way ---------------------------------------------------------------------
 
 
@@ -32,7 +37,7 @@ def test_a_collocated_request_prefills_then_decodes_in_one_pool():
     hold, step = run.arrive(0, prompt_len=4, max_tokens=3)
     assert (hold.handle.pool, hold.handle.pages) == ("server/0", (0, 1))  # 4 + 3 - 1 tokens
     assert step == Step(0, "server/0", chunks=(Chunk(0, 0, 4, True),))
-    assert run.end_step() == [Step(1, "server/0", decodes=(Decode(0, 0, position=4),))]
+    assert run.end_step() == [Step(1, "server/0", decodes=(Decode(0, 0, 4, joined=True),))]
     assert run.end_step() == [Step(2, "server/0", decodes=(Decode(0, 0, position=5),))]
     assert run.end_step() == [Finish(0, "length", 3), Release(0, "server/0")]
     run.check()
@@ -54,7 +59,7 @@ def test_a_disaggregated_request_moves_chunk_by_chunk_and_group_by_group():
     assert run.end_step() == run.land() == run.land() == run.land() == []
     release, step = run.land()
     assert release == Release(0, "prefill/0")  # all of it has landed
-    assert step == Step(2, "decode/0", decodes=(Decode(0, 0, position=8),))
+    assert step == Step(2, "decode/0", decodes=(Decode(0, 0, 8, joined=True),))
     assert run.end_step() == [Finish(0, "length", 2), Release(0, "decode/0")]
     run.check()
 
@@ -119,7 +124,9 @@ def test_one_token_needs_no_slot():
 def test_a_first_token_that_stops_ends_the_request_before_its_pieces_have_landed(name):
     run = Driven(PLACEMENTS[name], groups=2, stops={0: 1})
     run.arrive(0)
-    assert run.end_step() == [Finish(0, "stop", 1)]
+    actions = run.end_step()
+    assert actions[0] == Finish(0, "stop", 1)
+    assert kinds(actions[1:]) == ["Cancel", "Cancel"]
     assert run.land() == []  # pages stay while the other piece flies
     assert kinds(run.land()) == ["Release", "Release"]
     run.check()
@@ -218,7 +225,7 @@ def test_a_collocated_server_prefills_first():
     run.arrive(0, prompt_len=3, max_tokens=4)
     run.arrive(1, prompt_len=3, max_tokens=4)
     assert work(run.end_step()) == [("server/0", (Chunk(1, 0, 3, True),))]
-    assert work(run.end_step()) == [("server/0", (Decode(0, 0, 3), Decode(1, 1, 3)))]
+    assert work(run.end_step()) == [("server/0", (join(0, 3), join(1, 3)))]
     run.drain()
     run.check()
 
@@ -228,11 +235,11 @@ def test_a_mixed_step_carries_a_chunk_and_the_decodes():
     run.arrive(0, prompt_len=3, max_tokens=4)
     run.arrive(1, prompt_len=8, max_tokens=2)
     (step,) = of_type(Step, run.end_step())
-    assert (step.chunks, step.decodes) == ((Chunk(1, 0, 6, False),), (Decode(0, 0, 3),))
+    assert (step.chunks, step.decodes) == ((Chunk(1, 0, 6, False),), (join(0, 3),))
     (step,) = run.end_step()
     assert (step.chunks, step.decodes) == ((Chunk(1, 6, 2, True),), (Decode(0, 0, 4),))
     (step,) = run.end_step()
-    assert step.decodes == (Decode(0, 0, 5), Decode(1, 1, 8))
+    assert step.decodes == (Decode(0, 0, 5), join(1, 8))
     run.drain()
     run.check()
 
@@ -280,10 +287,10 @@ def test_the_longest_count_sets_a_steps_iterations_and_a_chunk_sets_one():
     run.arrive(0, 3, max_tokens=6)
     run.arrive(1, 3, max_tokens=3)
     (mixed,) = of_type(Step, run.end_step())
-    assert (mixed.steps, mixed.decodes) == (1, (Decode(0, 0, 3, count=1),))
+    assert (mixed.steps, mixed.decodes) == (1, (join(0, 3),))
     (step,) = run.end_step()
     assert step.steps == 3
-    assert step.decodes == (Decode(0, 0, 4, count=3), Decode(1, 1, 3, count=2))
+    assert step.decodes == (Decode(0, 0, 4, count=3), join(1, 3, count=2))
     run.drain()
     run.check()
 
@@ -302,7 +309,7 @@ def test_with_a_lag_a_second_step_leaves_before_the_first_is_seen():
     run = Driven({"server": both(lag=1)})
     run.arrive(0, 3, max_tokens=4)
     assert work(run.end_step()) == [
-        ("server/0", (Decode(0, 0, position=3),)),
+        ("server/0", (join(0, 3),)),
         ("server/0", (Decode(0, 0, position=4),)),
     ]
     assert work(run.end_step()) == [("server/0", (Decode(0, 0, position=5),))]
