@@ -53,7 +53,7 @@ def preempt(b: Books, t: Tracked, instance: Instance) -> None:
         b.emit(Preempt(t.rid, instance.name, "return"))
         _lose_place(b, t)
         return
-    how: Leaving = t.decode.role.preempt if t.prefilled else "recompute"
+    how = t.decode.role.preempt if t.prefilled else "recompute"
     if how == "swap":
         t.swap = t.decode.host.hold(t.rid, t.request.prompt_len + t.asked)
         if t.swap is None:
