@@ -15,7 +15,7 @@ from kernels_pallas.paged_attention import fused_paged_attention
 from kernels_pallas.paged_attention.specs import REAL, TINY
 from kernels_pallas.pages import Pages
 
-IMPLEMENTATIONS = ("xla",)
+IMPLEMENTATIONS = ("xla", "tpu_interpret")
 
 
 def attend(spec: spec_types.Spec, p: Problem, implementation: str, **more) -> jax.Array:
