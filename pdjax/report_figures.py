@@ -114,7 +114,7 @@ LOAD_CAPTION = (
 )
 OCCUPANCY_CAPTION = (
     "Share of each pool's pages that requests hold. Pages are reserved before their tokens are "
-    "written; the table of instances has the fragmentation that this costs."
+    "stored; the table below has the fragmentation that this costs."
 )
 
 

@@ -67,7 +67,7 @@ def stage_cells(runs: Runs) -> Cells:
 def transfer_cells(runs: Runs) -> Cells | None:
     """What crossed between pools, by purpose; nothing where nothing did."""
     columns = (
-        "transfer", "requests", "pieces", "MB", "GB/s on the wire", "wire ms/req",
+        "transfer", "requests", "pieces", "MB", "MB/s on the wire", "wire ms/req",
         "exposed ms/req", "closed form ms/req",
     )  # fmt: skip
     rows = []
@@ -81,7 +81,7 @@ def transfer_cells(runs: Runs) -> Cells | None:
                     number(len(moves)),
                     number(int(moves["pieces"].sum())),
                     number(moves["bytes"].sum() / 1e6),
-                    number(moves["bytes"].sum() / wire_s / 1e9 if wire_s else None),
+                    number(moves["bytes"].sum() / wire_s / 1e6 if wire_s else None),
                     *map(in_ms, means),
                 )
             )
@@ -98,7 +98,7 @@ def transfer_cells(runs: Runs) -> Cells | None:
 def memory_cells(runs: Runs, numbers: Numbers) -> Cells:
     """KV memory of every pool, and of all pools of a placement together."""
     columns = (
-        "pool", "tokens", "mean held", "peak held", "mean MB", "peak MB", "stored, mean",
+        "pool", "pool tokens", "mean held", "peak held", "mean MB", "peak MB", "stored, mean",
         "internal frag.", "external frag.",
     )  # fmt: skip
     # All placements run the same model, and where nothing moves the log does not tell bytes.
@@ -171,18 +171,21 @@ def interruption_cells(numbers: Numbers) -> Cells | None:
         "instances down": "instances_down",
         "tokens computed again": "redone_tokens",
     }
-    if not any(s[key] for s in numbers.values() for key in counted.values()):
+    found = {
+        column: key for column, key in counted.items() if any(s[key] for s in numbers.values())
+    }
+    if not found:
         return None
     rows = [
-        (name, *(number(s[key]) for key in counted.values()), number(s["interrupted_s"]))
+        (name, *(number(s[key]) for key in found.values()), number(s["interrupted_s"]))
         for name, s in numbers.items()
     ]
     caption = (
         "Preempted: gave its pages to an older request, in one of three ways. Retried: its KV was "
         "lost and is computed again. Interrupted: from either until the request's next token, "
-        "summed; it is part of the stages above."
+        "summed; it is part of the stages above. What never happened has no column."
     )
-    return Cells(caption, ("placement", *counted, "interrupted s"), rows)
+    return Cells(caption, ("placement", *found, "interrupted s"), rows)
 
 
 def reason_cells(runs: Runs) -> Cells | None:

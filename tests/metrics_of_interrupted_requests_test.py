@@ -13,11 +13,13 @@ from record_builders import (
     hold,
     landed,
     prefill,
+    served,
 )
 
-from pdjax.core.config import Role
+from pdjax.core.config import Pool, Role
 from pdjax.core.events import Down, Finish, Preempt, Release, Retry, Reuse, Send, SendFailed, Up
-from pdjax.metrics import summary
+from pdjax.core.request import Request, SamplingParams
+from pdjax.metrics import STAGES, summary
 
 BOTH, P, D = "both/0", "prefill/0", "decode/0"
 
@@ -215,3 +217,36 @@ def test_hit_rate_counts_every_prompt_once_and_only_its_first_pass():
     assert numbers["computed_tokens"] == 4 + 8
     assert numbers["redone_tokens"] == 1
     assert numbers["prefix_hit_rate"] == pytest.approx(8 / 20)
+
+
+# --- served logs ---------------------------------------------------------------------------
+
+
+def pressed(how: str) -> dict[str, Role]:
+    """A decode pool of 32 pages that four growing requests do not fit into."""
+    pool = Pool(tokens=512, page_size=16)
+    slab = Pool("slab", tokens=1024, page_size=16)
+    return {
+        "prefill": Role("prefill", pool=slab, chunk=128),
+        "decode": Role(
+            "decode", pool=pool, slots=8, chunk=128, growth=16, preempt=how, swap_tokens=512
+        ),
+    }
+
+
+@pytest.mark.parametrize("how", ["recompute", "return"])
+def test_stages_of_preempted_requests_add_up(how):
+    known = [Request(i, i * 10**7, 80, SamplingParams(max_tokens=120)) for i in range(8)]
+    placement = pressed(how)
+    run = measured(served(placement, known), placement)
+    table = run.requests
+    assert table["preempted"].sum() > 0
+    assert table["completed"].all()
+    stages = table[[f"{stage}_s" for stage in STAGES]]
+    np.testing.assert_allclose(stages.sum(axis=1), table["e2e_s"], rtol=0, atol=1e-9)
+    assert (stages >= 0).all(axis=None)
+    assert table["tokens"].tolist() == [request.max_tokens for request in known]
+    last = run.pools.groupby("pool").last()
+    assert (last[["pages", "held_tokens", "stored_tokens"]] == 0).all(axis=None)
+    assert (run.pools["stored_tokens"] <= run.pools["held_tokens"]).all()
+    assert summary(run)["kv_held_tokens_peak"] <= 512 + 1024

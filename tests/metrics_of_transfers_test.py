@@ -3,9 +3,23 @@
 import numpy as np
 import pytest
 from metrics_test import disaggregated_log, measured, stages_ms
-from record_builders import DISAGGREGATED, arrived, at, decode, done, hold, landed, prefill
+from record_builders import (
+    DISAGGREGATED,
+    arrived,
+    at,
+    decode,
+    done,
+    hold,
+    landed,
+    placements,
+    prefill,
+    requests,
+    served,
+    step_ns,
+)
 
-from pdjax.core.events import Cancel, Finish, Send, SendFailed
+from pdjax.core.events import Cancel, Finish, Send, SendFailed, Step
+from pdjax.core.request import Request, SamplingParams
 from pdjax.metrics import Run, summary
 from pdjax.metrics.lives import closed_form_ns, union_ns, waited_ns
 
@@ -204,3 +218,29 @@ def test_request_that_does_not_complete_has_wire_but_no_exposed_time():
     row = run.moves.iloc[0]
     assert row["wire_s"] == pytest.approx(0.010)
     assert np.isnan(row["exposed_s"])
+
+
+# --- served logs ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bytes_per_s", [50e6, 2e6])
+def test_waits_found_in_the_log_are_those_of_virtual_time(bytes_per_s):
+    placement, known = placements()["disaggregated"], requests(12, rate=2.5)
+    log = served(placement, known, schedule="streaming", bytes_per_s=bytes_per_s)
+    plans = {record.body.id: record.body for record in log if isinstance(record.body, Step)}
+    steps = measured(log, placement).steps
+    lasted = steps["ended_s"] - steps["began_s"]
+    unhindered = np.array([step_ns(plans[step]) for step in steps["step"]]) * 1e-9
+    np.testing.assert_allclose(steps["waited_s"], lasted - unhindered, rtol=0, atol=2e-9)
+    assert steps["waited_s"].max() > 0
+
+
+def test_slow_wire_exposes_what_the_closed_form_says_it_must():
+    """One prompt at a time, in one chunk: nothing else is on the wire or in the step."""
+    placement = placements()["disaggregated"]
+    known = [Request(rid, rid * 10**10, 400, SamplingParams(max_tokens=3)) for rid in range(4)]
+    log = served(placement, known, schedule="layerwise", groups=4, bytes_per_s=8e6)
+    moves = measured(log, placement).moves
+    # Tx = 400 * 4096 / 8e6 + latency, Tp = 205 ms, n = 4: the wire is as slow as prefill.
+    np.testing.assert_allclose(moves["exposed_s"], moves["closed_form_s"], rtol=0.03)
+    assert moves["exposed_s"].min() > 0.04

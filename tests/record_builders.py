@@ -3,12 +3,9 @@
 Milliseconds keep the literals short; `MS` turns them into the log's nanoseconds.
 """
 
-import heapq
-from itertools import count
-
 import numpy as np
 
-from pdjax.core.config import Placement, Pool, Role, Transfer
+from pdjax.core.config import Link, Placement, Pool, Role, Transfer
 from pdjax.core.events import (
     Action,
     Arrived,
@@ -28,6 +25,8 @@ from pdjax.core.events import (
 from pdjax.core.loop import serve
 from pdjax.core.request import Request, SamplingParams
 from pdjax.core.scheduler import Scheduler
+from pdjax.cost import Cost
+from pdjax.virtual import VirtualBackend
 
 MS = 1_000_000
 KV_BYTES = 4096
@@ -127,46 +126,33 @@ class _Listed:
         return ()
 
 
-class _Modelled:
-    """A core.loop.Backend on a heap: a step takes 5 ms + 0.5 ms per prompt token + 1 ms per decode,
-    a piece 1 ms + its bytes at `bytes_per_s`, one piece at a time."""
+def _emit(action: Action) -> tuple[Emitted, ...]:
+    if not isinstance(action, Step):
+        return ()
+    first = [Emitted(chunk.rid, (0,)) for chunk in action.chunks if chunk.last]
+    more = [Emitted(work.rid, (1,) * work.count) for work in action.decodes]
+    return (*first, *more)
 
-    def __init__(self, bytes_per_s: float):
-        self._bytes_per_s = bytes_per_s
-        self._heap: list[tuple[int, int, Event]] = []
-        self._now = self._link_free = 0
-        self._order = count()
 
-    def submit(self, event: Event, at_ns: int) -> None:
-        heapq.heappush(self._heap, (at_ns, next(self._order), event))
-
-    def next_event(self) -> tuple[int, Event]:
-        self._now, _, event = heapq.heappop(self._heap)
-        return self._now, event
-
-    def start(self, action: Action) -> None:
-        if isinstance(action, Send):
-            self._cross(action, self._now)
-        elif isinstance(action, Step):
-            prompt = sum(chunk.length for chunk in action.chunks)
-            length = round((5 + 0.5 * prompt + 1.0 * len(action.decodes)) * MS)
-            for send in action.sends:  # as soon as its layer group is computed
-                self._cross(send, self._now + length * (send.group + 1) // send.groups)
-            first = [Emitted(chunk.rid, (0,)) for chunk in action.chunks if chunk.last]
-            more = [Emitted(work.rid, (1,) * work.count) for work in action.decodes]
-            done = StepDone(action.id, action.instance, self._now, (*first, *more))
-            self.submit(done, self._now + length)
-
-    def _cross(self, send: Send, ready_ns: int) -> None:
-        began = max(ready_ns, self._link_free)
-        nbytes = send.length * KV_BYTES // send.groups
-        self._link_free = began + MS + round(nbytes / self._bytes_per_s * 1e9)
-        self.submit(Landed(send.rid, send.id, began, nbytes), self._link_free)
+def step_ns(step: Step) -> int:
+    prompt = sum(chunk.length for chunk in step.chunks)
+    return round((5 + 0.5 * prompt + 1.0 * len(step.decodes)) * MS)
 
 
 def served(
-    placement: Placement, known: list[Request], *, groups: int = 4, bytes_per_s: float = 50e6
+    placement: Placement,
+    known: list[Request],
+    *,
+    groups: int = 4,
+    bytes_per_s: float = 50e6,
+    schedule: str = "layerwise",
+    **policies,
 ) -> list[Record]:
-    """The log of serving `known` with the real policies."""
-    scheduler = Scheduler(placement, context=4096, transfer=Transfer(groups=groups))
-    return list(serve(_Listed(known), _Modelled(bytes_per_s), scheduler))
+    """The log of serving `known` with the real policies in virtual time: a step takes 5 ms + 0.5 ms
+    per prompt token + 1 ms per decode, a piece 1 ms + its bytes at `bytes_per_s`."""
+    link = Link(bytes_per_s=bytes_per_s, latency_s=1e-3)
+    cost = Cost(step_ns, lambda send: send.length * KV_BYTES // send.groups, link)
+    transfer = Transfer(groups=groups, schedule=schedule, link=link)
+    scheduler = Scheduler(placement, context=4096, transfer=transfer, **policies)
+    backend = VirtualBackend(cost, _emit, lambda event: None)
+    return list(serve(_Listed(known), backend, scheduler))

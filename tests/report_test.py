@@ -7,14 +7,69 @@ from itertools import pairwise
 
 import pytest
 from metrics_test import COLLOCATED_LOG, LOSSY_LOG
-from record_builders import COLLOCATED, arrived, placements, requests, served
+from record_builders import (
+    COLLOCATED,
+    KV_BYTES,
+    arrived,
+    at,
+    decode,
+    done,
+    hold,
+    landed,
+    placements,
+    prefill,
+    requests,
+    served,
+)
 
-from pdjax.core.config import SLO, Clock, Config
-from pdjax.core.events import read_jsonl
+from pdjax.core.config import SLO, Clock, Config, Pool, Role
+from pdjax.core.events import (
+    Down,
+    Finish,
+    Preempt,
+    Release,
+    Retry,
+    Reuse,
+    Send,
+    SendFailed,
+    Up,
+    read_jsonl,
+)
 from pdjax.metrics import analyse, summary
 from pdjax.report import caveats, comparison_table, findings, redraw, write_comparison, write_run
 from pdjax.report_figures import zoom_window
+from pdjax.report_tables import memory_cells
 from pdjax.timeline import chrome_trace, lanes
+
+SWAPPING = {
+    "both": Role(pool=Pool(tokens=64, page_size=4), chunk=64, preempt="swap", swap_tokens=32)
+}
+_SWAP = {"rid": 0, "start": 0, "length": 9, "group": 0, "groups": 1}
+TROUBLED_LOG = [  # swapped out, lost on its way back, computed again, lost with its instance
+    arrived(0, 0, prompt_len=8, max_tokens=5),
+    at(0, Reuse(0, "both/0", 4, "local")),
+    hold(0, 0, "both/0", (0, 1, 2)),
+    prefill(0, 0, 0, "both/0", start=4, length=4),
+    done(10, 0, 0, "both/0", {0: 1}),
+    decode(10, 1, {0: 8}, "both/0"),
+    done(20, 1, 10, "both/0", {0: 1}),
+    hold(20, 0, "both/0.host", (0, 1, 2)),
+    at(20, Preempt(0, "both/0", "swap")),
+    at(20, Send(0, source="both/0", target="both/0.host", purpose="swap_out", **_SWAP)),
+    landed(25, 0, 0, 20),
+    at(25, Release(0, "both/0")),
+    at(30, Send(1, source="both/0.host", target="both/0", purpose="swap_in", **_SWAP)),
+    at(30, Send(2, source="both/0.host", target="both/0", purpose="swap_in", **_SWAP)),
+    landed(31, 1, 0, 30),
+    at(32, SendFailed(0, 2, "the wire is cut")),
+    at(32, Retry(0, "the wire is cut")),
+    at(32, Release(0, "both/0.host")),
+    prefill(33, 2, 0, "both/0", start=0, length=10),
+    done(40, 2, 33, "both/0", {0: 1}),
+    at(45, Down("both/0", returns=True)),
+    at(45, Finish(0, "failed", 3, "KV lost twice")),
+    at(50, Up("both/0")),
+]
 
 ENVIRONMENT = {"python": "3.11", "devices": ["cpu"] * 8, "seed": 0}
 CONFIG = Config(
@@ -143,6 +198,32 @@ def test_zoom_shows_the_longest_gap_between_tokens(logs):
     assert worst["t_s"] <= ended
 
 
+def test_page_says_what_went_wrong_and_why(tmp_path):
+    config = Config(placements={"swapping": SWAPPING}, name="trouble")
+    write_run(tmp_path, config, "swapping", {}, TROUBLED_LOG)
+    text = (tmp_path / "report.html").read_text()
+    assert re.findall(r'<section id="(\w+)">', text)[-5:] == [
+        "transfers", "reuse", "interruptions", "instances", "appendix",
+    ]  # fmt: skip
+    table = text.partition('id="interruptions"')[2].partition("</section>")[0]
+    columns = re.findall(r'<th scope="col">([^<]+)</th>', table)
+    assert columns[:5] == ["placement", "preempted", "swapped", "retried", "failed"]
+    cells = re.findall(r"<td>([^<]*(?:<span[^>]*></span>)?[^<]*)</td>", table)
+    assert "the wire is cut" in cells
+    assert "KV lost twice" in cells
+    assert "swapping: swap in" in text
+    assert "both/0.host" in text
+
+
+def test_bytes_held_are_told_by_any_placement_that_moved_kv(logs):
+    runs = runs_of(logs)
+    cells = memory_cells(runs, {name: summary(run) for name, run in runs.items()})
+    for name in runs:
+        row = next(row for row in cells.rows if row[0].startswith(name))
+        held, megabytes = (float(row[i].replace(",", "")) for i in (2, 4))
+        assert megabytes == pytest.approx(held * KV_BYTES / 1e6, rel=0.01)
+
+
 # --- words and tables ----------------------------------------------------------------------
 
 
@@ -164,7 +245,8 @@ def _numbers(**changes) -> dict:
     return {
         **same, "devices": 1, "slo_attainment": 0.5, "slo_attainment_low95": 0.4,
         "slo_attainment_high95": 0.6, "transfer_bytes": 0, "transfer_exposed_mean_s": 0.0,
-        "refused": 0, "aborted": 0, "failed": 0, "unfinished": 0, "requests": 500, "queue_growing": False,
+        "refused": 0, "aborted": 0, "failed": 0, "unfinished": 0, "requests": 500,
+        "queue_growing": False,
         **changes,
     }  # fmt: skip
 
@@ -252,6 +334,35 @@ def test_timeline_has_all_steps_pieces_and_closed_requests(trace, logs):
 def test_timeline_marks_unfinished_requests_as_instants():
     events = chrome_trace(analyse(LOSSY_LOG, COLLOCATED, SLO()))["traceEvents"]
     assert [e["id"] for e in events if e["ph"] == "n"] == [3]
+
+
+def test_timeline_marks_what_went_wrong_where_it_did():
+    run = analyse(TROUBLED_LOG, SWAPPING, SLO())
+    trace = chrome_trace(run)["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in trace if e["name"] == "process_name"}
+    marks = [(names[e["pid"]], e["name"], e["ts"]) for e in trace if e["ph"] == "i"]
+    assert marks == [
+        ("both/0", "preempt request 0", 20_000),
+        ("transfers", "piece failed request 0", 32_000),
+        ("requests", "retry request 0", 32_000),
+        ("both/0", "down", 45_000),
+        ("requests", "failed request 0", 45_000),
+        ("both/0", "up", 50_000),
+    ]
+
+
+def test_timeline_shows_the_stages_of_every_pass_in_order():
+    run = analyse(TROUBLED_LOG[:-3], SWAPPING, SLO())
+    spans = run.stages.itertuples()
+    assert [(s.stage, round(s.began_s * 1e3), round(s.ended_s * 1e3)) for s in spans] == [
+        ("prefill", 0, 10),
+        ("decode", 10, 20),
+        ("decode_queue", 20, 30),
+        ("transfer_exposed", 30, 31),  # one piece came,
+        ("transfer_exposed", 31, 32),  # the other did not
+        ("prefill_queue", 32, 33),
+        ("prefill", 33, 40),
+    ]
 
 
 def test_lanes_reuse_a_lane_once_it_is_free():
