@@ -238,8 +238,8 @@ def from_source(source: str, folder) -> Callable[[], object]:
         ),
         (
             engine(SPLIT | {"decode": replace(SPLIT["decode"], tp=3)}),
-            "`placements.it.decode` has tp 3, which does not divide the 4 kv heads of tiny: use "
-            "one of [1, 2, 4]",
+            "`placements.it.decode` has tp 3, which neither divides nor is a multiple of the 4 kv "
+            "heads of tiny: use one of [1, 2, 4, 8]",
         ),
         (
             engine(SPLIT, transfer=Transfer(groups=LAYERS + 1)),

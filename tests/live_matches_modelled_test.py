@@ -111,7 +111,7 @@ def test_a_decode_instance_goes_on_while_a_prefill_instance_is_stuck():
     engine, finished = Engine(config_of(SPLIT, clock=LIVE), "it", tiny()), threading.Event()
     prefill = engine.instances["prefill/0"]
     prefill.dispatch = waits(
-        finished, prefill.dispatch, lambda step, leave: any(c.rid == 1 for c in step.chunks)
+        finished, prefill.dispatch, lambda step, *_: any(c.rid == 1 for c in step.chunks)
     )
     requests = [request(0, 5, max_tokens=10), request(1, 16, max_tokens=2)]
     ends = []
@@ -182,25 +182,22 @@ def fail(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("instance", "method"),
+    ("part", "method"),
     [
         ("prefill/0", "dispatch"),
         ("prefill/0", "collect"),
-        ("prefill/0", "extract"),
-        ("decode/0", "insert"),
+        ("wires", "extract"),
+        ("wires", "move"),
+        ("wires", "insert"),
         ("decode/0", "dispatch"),
         ("decode/0", "collect"),
-        ("", "move"),  # on the wire between them
     ],
 )
-def test_what_a_thread_raises_ends_the_run_and_the_threads(instance, method, monkeypatch):
+def test_what_a_thread_raises_ends_the_run_and_the_threads(part, method, monkeypatch):
     before = set(threading.enumerate())
     transfer = Transfer(schedule="whole", groups=LAYERS)
     engine = Engine(config_of(SPLIT, clock=LIVE, transfer=transfer), "it", tiny())
-    if instance:
-        monkeypatch.setattr(engine.instances[instance], method, fail)
-    else:
-        monkeypatch.setattr("pdjax.engine.live.move", fail)
+    monkeypatch.setattr(engine.instances.get(part, engine.wires), method, fail)
     raised = what_it_raises(lambda: list(serving(engine, workload())))
     assert isinstance(raised, Broken)
     for thread in set(threading.enumerate()) - before:

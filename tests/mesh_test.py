@@ -9,7 +9,7 @@ import pytest
 from pdjax.architecture import TINY
 from pdjax.core.config import ConfigError, Placement, Role
 from pdjax.programs import mesh
-from pdjax.programs.mesh import carve, check_tp, make_mesh, sharding, tree_sharding
+from pdjax.programs.mesh import by_head, carve, check_tp, make_mesh, sharding, tree_sharding
 
 P, D = Role("prefill", tp=2), Role("decode")
 
@@ -63,17 +63,30 @@ def test_a_role_beside_another_needs_no_devices():
     assert len(carve({"p": Role("prefill", tp=4, instances=2), "d": beside})) == 4
 
 
-@pytest.mark.parametrize("tp", [3, 8])
-def test_a_tp_that_does_not_divide_the_model_is_refused_with_those_that_do(tp):
-    with pytest.raises(ConfigError) as caught:
+@pytest.mark.parametrize(
+    ("tp", "why"),
+    [
+        (3, "neither divides nor is a multiple of the 4 kv heads of tiny"),
+        (6, "neither divides nor is a multiple of the 4 kv heads of tiny"),
+        (16, "does not divide the 8 heads of tiny"),
+    ],
+)
+def test_a_tp_that_does_not_fit_the_model_is_refused_with_those_that_do(tp, why):
+    said = f"`placements.it.decode` has tp {tp}, which {why}: use one of [1, 2, 4, 8]"
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}$"):
         check_tp(TINY, tp, "placements.it.decode")
-    message = str(caught.value)
-    assert message.startswith(f"`placements.it.decode` has tp {tp}, ")
-    assert "does not divide the 4 kv heads of tiny" in message and message.endswith(
-        "use one of [1, 2, 4]"
-    )
-    for fitting in (1, 2, 4):
+    for fitting in (1, 2, 4, 8):
         check_tp(TINY, fitting, "")
+
+
+def test_devices_beyond_the_kv_heads_hold_copies_side_by_side():
+    m = make_mesh(jax.devices())
+    view = by_head(m, 2)
+    assert view.shape == {"tp": 2, "copy": 4}
+    x_K = jax.device_put(np.asarray([10, 20]), jax.NamedSharding(view, jax.P("tp")))
+    on = {shard.device: int(shard.data[0]) for shard in x_K.addressable_shards}
+    assert [on[d] for d in m.devices.flat] == [10] * 4 + [20] * 4
+    assert by_head(m, 8) is m and by_head(m, 16) is m
 
 
 def test_logical_axes_lie_where_the_table_says():

@@ -44,7 +44,7 @@ def compilations() -> Iterator[Counter]:
 def own_programs(monkeypatch):
     """Engines here compile for themselves: what other tests compiled must not hide anything."""
     monkeypatch.setattr("pdjax.engine.instance.step_programs", step_programs.__wrapped__)
-    monkeypatch.setattr("pdjax.engine.instance.transfer_programs", transfer_programs.__wrapped__)
+    monkeypatch.setattr("pdjax.engine.pools.transfer_programs", transfer_programs.__wrapped__)
 
 
 def workload():

@@ -1,4 +1,4 @@
-"""KV crosses between meshes byte for byte, by `transfer.move` and by nothing else."""
+"""KV crosses between meshes byte for byte, by programs.transports and by nothing else."""
 
 import functools
 import math
@@ -14,10 +14,11 @@ from jax.sharding import Mesh
 
 from pdjax.core.events import Hold, KVHandle
 from pdjax.engine import Engine
-from pdjax.engine.instance import PoolArrays
+from pdjax.engine.pools import NotHeld, PoolArrays
 from pdjax.programs.kv import POOL_AXES, Layout, make_pool
 from pdjax.programs.mesh import make_mesh, sharding
-from pdjax.programs.transfer import LayoutMismatch, check_compatible, move, transfer_programs
+from pdjax.programs.transfer import LayoutMismatch, check_compatible, transfer_programs
+from pdjax.programs.transports import device_put
 
 ARCH = tiny().arch
 LAYERS, TOKENS = 2, 128  # of these pools
@@ -82,8 +83,8 @@ PIECES = [(0, 1), (0, 17), (16, 32), (4, 3), (47, 1)]
 @pytest.mark.parametrize("tp", [(1, 1), (1, 2), (2, 1), (1, 4), (4, 1), (2, 4), (4, 2)])
 def test_a_moved_piece_is_equal_byte_for_byte(tp, page_sizes, dtype):
     source, target = mesh_at(0, tp[0]), mesh_at(4, tp[1])
-    extract = transfer_programs(ARCH, source).extract
-    insert = transfer_programs(ARCH, target).insert
+    extract = transfer_programs(source, ARCH.K, False).extract
+    insert = transfer_programs(target, ARCH.K, False).insert
     sent, expected = random_pool(page_sizes[0], dtype, 1), random_pool(page_sizes[1], dtype, 2)
     theirs, ours = on_mesh(sent, source), on_mesh(expected, target)
     expected = [array.copy() for array in expected]
@@ -91,9 +92,11 @@ def test_a_moved_piece_is_equal_byte_for_byte(tp, page_sizes, dtype):
     from_n = table(page_sizes[0], [5, 2, 7, 0, 1, 4, 3, 6, 9, 8, 11, 10][: 48 // page_sizes[0]])
     to_n = table(page_sizes[1], [6, 3, 0, 9, 8, 4, 7, 1, 2, 5, 11, 10][: 48 // page_sizes[1]])
     for start, length in PIECES:
-        piece = move(extract(theirs, from_n, np.int32(start), T=PIECE), target)
-        ours, landed = insert(ours, piece, to_n, np.int32(start), np.int32(length))
-        assert int(landed) == length
+        span = np.int32(start), np.int32(length)
+        piece = extract(theirs, from_n, *span, T=PIECE)
+        piece = piece._replace(kv=device_put(piece.kv, target))
+        ours, landing = insert(ours, piece, to_n, *span)
+        assert landing.intact()  # as far as anyone looked
         here = places(from_n, page_sizes[0], start, length)
         there = places(to_n, page_sizes[1], start, length)
         for layer in range(LAYERS):
@@ -106,16 +109,16 @@ def test_a_moved_piece_is_equal_byte_for_byte(tp, page_sizes, dtype):
 def test_a_moved_piece_is_split_over_the_heads_of_the_target():
     source, target = mesh_at(0, 2), mesh_at(4, 4)
     kvs = make_pool(layout(16, 2), source)
-    extract = transfer_programs(ARCH, source).extract
-    piece = move(extract(kvs, table(16, [0]), np.int32(0), T=PIECE), target)
-    for array in piece:
+    extract = transfer_programs(source, ARCH.K, False).extract
+    piece = extract(kvs, table(16, [0]), np.int32(0), np.int32(PIECE), T=PIECE)
+    for array in device_put(piece.kv, target):
         assert array.sharding.device_set == set(target.devices.flat)
         assert {shard.data.shape for shard in array.addressable_shards} == {
             (2, PIECE, ARCH.K // 4, ARCH.H)
         }
 
 
-def test_nothing_but_move_crosses_meshes():
+def test_nothing_but_a_transport_crosses_meshes():
     """The guard that the tests run under makes any other copy an error."""
     source, target = mesh_at(0, 2), mesh_at(2, 2)
     pool = make_pool(layout(16, 2), source)
@@ -124,7 +127,7 @@ def test_nothing_but_move_crosses_meshes():
     with pytest.raises(ValueError, match="incompatible devices"):
         jax.jit(lambda a, b: a + b)(pool[0][0], make_pool(layout(16, 2), target)[0][0])
     piece = [jnp.stack(kv) for kv in pool]
-    jax.block_until_ready(move(piece, target))
+    jax.block_until_ready(device_put(piece, target))
     with pytest.raises(Exception, match="Disallowed device-to-device transfer"):
         jax.device_put(piece[0], sharding(target, (None, *POOL_AXES["token_major"])))
 
@@ -157,7 +160,7 @@ def test_a_handle_for_another_layout_is_refused_with_both_fingerprints():
         pool.hold(handle)
     assert other.fingerprint in str(caught.value) and ours.fingerprint in str(caught.value)
     assert "request 7" in str(caught.value)
-    with pytest.raises(KeyError):
+    with pytest.raises(NotHeld, match="request 7 has no pages here"):
         pool.table(7)
     pool.hold(KVHandle(7, "decode/0", (3, 1), (0, 0), 32, ours.fingerprint))
     assert pool.table(7).tolist() == [3, 1, ours.pages, ours.pages]

@@ -1,24 +1,38 @@
 """Builds the instances of a placement and serves them, live or on a modelled clock."""
 
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
 from pdjax.core.config import Clock, Config, Role, pool_owner, role_of
-from pdjax.core.events import Action, Arrived, Emitted, Event, Hold, Release, Send, Step
+from pdjax.core.events import (
+    Action,
+    Arrived,
+    Cancel,
+    Emitted,
+    Event,
+    Grow,
+    Hold,
+    Release,
+    Send,
+    Step,
+)
 from pdjax.core.scheduler import Scheduler
 from pdjax.cost import affine
-from pdjax.engine.instance import NOBODY, Instance, Piece, PoolArrays
+from pdjax.engine.instance import Instance
 from pdjax.engine.live import LiveBackend
+from pdjax.engine.pools import NOBODY, HostPool, PoolArrays
 from pdjax.engine.texts import Texts
+from pdjax.engine.wires import Wires
 from pdjax.programs import kv as kv_pool
 from pdjax.programs.attention import order_for
 from pdjax.programs.batch import chunk_buckets
-from pdjax.programs.mesh import carve, check_tp, tree_sharding
-from pdjax.programs.model import logical_axes
+from pdjax.programs.mesh import carve, check_tp
 from pdjax.programs.step import group_bounds
-from pdjax.programs.transfer import check_compatible, move
+from pdjax.programs.transfer import Piece, check_compatible
+from pdjax.programs.transports import TRANSPORTS, check_transport
 from pdjax.programs.weights import Checkpoint
 from pdjax.virtual import VirtualBackend
 
@@ -46,35 +60,57 @@ class Engine:
             check_tp(self.arch, role.tp, f"placements.{placement}.{name}")
         self._bounds = group_bounds(self.arch.L, config.transfer.groups)
         self._meshes = carve(self.placement, devices)
-        self.pools: dict[str, PoolArrays] = {}
-        self.instances: dict[str, Instance] = {}
-        self._build(checkpoint)
+        self.pools = self._make_pools()
+        self.instances = self._make_instances(checkpoint)
+        self.hosts = self._make_hosts()
+        for source, target in self._pairs():
+            names, one, other = (source.name, target.name), source.pool, target.pool
+            check_compatible(one.layout, other.layout, names)
+            check_transport(config.transfer.transport, one.mesh, other.mesh, names)
+        ends = {name: instance.pool for name, instance in self.instances.items()}
+        self.wires = Wires(ends | self.hosts, TRANSPORTS[config.transfer.transport])
 
-    def _build(self, checkpoint: Checkpoint) -> None:
-        dtype, axes = self.config.model.dtype, logical_axes(self.arch)
-        params = {
-            mesh: checkpoint.place(tree_sharding(mesh, axes), dtype)
-            for mesh in dict.fromkeys(self._meshes.values())
-        }
+    def _make_pools(self) -> dict[str, PoolArrays]:
+        transfer, pools = self.config.transfer, {}
+        locks = {mesh: threading.RLock() for mesh in self._meshes.values()}
         for name, mesh in self._meshes.items():
             owner = pool_owner(name, self.placement)
-            if owner not in self.pools:
-                layout = self._layout(self.placement[role_of(owner)])
-                self.pools[owner] = PoolArrays(layout, mesh, self.config.model.context)
-            self.instances[name] = Instance(
+            if owner not in pools:
+                pools[owner] = PoolArrays(
+                    self._layout(self.placement[role_of(owner)]),
+                    mesh,
+                    self.config.model.context,
+                    checksum=transfer.checksum,
+                    lock=locks[mesh] if transfer.transport == "collective" else None,
+                )
+        return pools
+
+    def _make_instances(self, checkpoint: Checkpoint) -> dict[str, Instance]:
+        model = self.config.model
+        meshes = dict.fromkeys(self._meshes.values())
+        params = {mesh: checkpoint.place_on(mesh, model.dtype) for mesh in meshes}
+        return {
+            name: Instance(
                 name,
                 self.placement[role_of(name)],
                 self.arch,
                 mesh,
                 params[mesh],
-                self.pools[owner],
+                self.pools[pool_owner(name, self.placement)],
                 self._bounds,
                 self.texts,
-                self.config.model.attention,
+                model.attention,
             )
-        for source, target in self._wires():
-            layouts = source.pool.layout, target.pool.layout
-            check_compatible(*layouts, (source.name, target.name))
+            for name, mesh in self._meshes.items()
+        }
+
+    def _make_hosts(self) -> dict[str, HostPool]:
+        """Swap space, of the instances that have any."""
+        return {
+            f"{name}.host": HostPool(instance.pool.layout, self.config.transfer.checksum)
+            for name, instance in self.instances.items()
+            if instance.role.swap_tokens
+        }
 
     def _layout(self, role: Role) -> kv_pool.Layout:
         arch, pool = self.arch, role.pool
@@ -90,15 +126,17 @@ class Engine:
             order_for(self.config.model.attention),
         )
 
-    def _wires(self) -> list[tuple[Instance, Instance]]:
-        """Who can send KV to whom: whoever prefills into a pool that nobody decodes from."""
-        decoders = [i for i in self.instances.values() if i.role.decodes_here]
-        sources = [
-            i
-            for i in self.instances.values()
-            if i.role.prefills_here and all(d.pool is not i.pool for d in decoders)
-        ]
-        return [(source, target) for source in sources for target in decoders]
+    def _pairs(self) -> list[tuple[Instance, Instance]]:
+        """Who may send KV to whom: whoever prefills to those who decode, where that is elsewhere;
+        with a prefix cache that loads, whoever has KV to those who prefill."""
+        instances = self.instances.values()
+        decoders = [i for i in instances if i.role.decodes_here]
+        prefillers = [i for i in instances if i.role.prefills_here]
+        away = [p for p in prefillers if all(d.pool is not p.pool for d in decoders)]
+        pairs = [(p, d) for p in away for d in decoders]
+        if self.config.cache.prefix and self.config.cache.remote:
+            pairs += [(i, p) for i in instances for p in prefillers if i.pool is not p.pool]
+        return pairs
 
     # --- to serve ------------------------------------------------------------------------
 
@@ -109,6 +147,8 @@ class Engine:
             context=self.config.model.context,
             transfer=self.config.transfer,
             routing=self.config.routing,
+            cache=self.config.cache,
+            recovery=self.config.recovery,
             layouts={name: pool.layout.fingerprint for name, pool in self.pools.items()},
         )
 
@@ -122,9 +162,8 @@ class Engine:
 
     def modelled(self, clock: Clock) -> VirtualBackend:
         """Real tokens, times by an affine model: every action is computed when it starts."""
-        return VirtualBackend(
-            affine(clock, self.config.transfer.link, self.send_bytes), self._compute, self.note
-        )
+        cost = affine(clock, self.config.transfer.link, self.send_bytes)
+        return VirtualBackend(cost, self._compute, self.note)
 
     def _compute(self, action: Action) -> tuple[Emitted, ...]:
         self.note(action)
@@ -133,43 +172,64 @@ class Engine:
             pieces: list[tuple[Send, Piece]] = []
             step = instance.dispatch(action, lambda send, piece: pieces.append((send, piece)))
             for send, piece in pieces:
-                self._deliver(send, piece)
+                self.wires.deliver(send, piece)
             return instance.collect(step)
         if isinstance(action, Send):
-            self._deliver(action, self.instances[action.source].extract(action))
+            self.wires.deliver(action, self.wires.extract(action))
         return ()
-
-    def _deliver(self, send: Send, piece: Piece) -> None:
-        target = self.instances[send.target]
-        target.insert(send, move(piece, target.mesh))
 
     def note(self, message: Action | Event) -> None:
         """The bookkeeping that has no arithmetic: who arrived, who holds which pages."""
         if isinstance(message, Arrived):
             self.texts.add(message.request)
         elif isinstance(message, Hold):
-            self.pools[message.handle.pool].hold(message.handle)
+            self._memory(message.handle.pool).hold(message.handle)
+        elif isinstance(message, Grow):
+            self.pools[message.handle.pool].grow(message.handle)
         elif isinstance(message, Release):
-            self.pools[message.pool].release(message.rid)
+            self._memory(message.pool).release(message.rid)
+        elif isinstance(message, Cancel):
+            self.wires.forget(message.send)
+
+    def _memory(self, name: str) -> PoolArrays | HostPool:
+        return self.hosts[name] if name in self.hosts else self.pools[name]
 
     def send_bytes(self, send: Send) -> int:
         """K and V of the tokens that a piece carries; padding of its shape does not count."""
-        begin, end = self._bounds[send.group]
-        layout = self.instances[send.source].pool.layout
-        return send.length * (end - begin) * layout.token_bytes
+        return self.wires.nbytes(send)
+
+    # --- warm-up -------------------------------------------------------------------------
 
     def warm_ups(self, prompt_lens: Sequence[int]) -> Iterator[Callable[[], object]]:
         """Calls that compile, each one program shape, all that prompts of these lengths need."""
+        lengths, context = self._text_lengths(prompt_lens), self.config.model.context
         for instance in self.instances.values():
-            yield from instance.warm_ups(prompt_lens)
+            yield from instance.warm_ups(lengths)
+        groups = self.config.transfer.groups
         whole = self.config.transfer.schedule == "whole"
-        for source, target in self._wires():
-            chunk = self.config.model.context if whole else source.role.chunk
-            for length in chunk_buckets(prompt_lens, chunk, source.role.prefills):
-                yield functools.partial(self._warm_send, source, target, length)
+        for source, target in self._pairs():
+            hand_off = source.role.prefills_here and not whole
+            chunk = source.role.chunk if hand_off else context
+            for length in chunk_buckets(lengths, chunk, source.role.prefills):
+                yield functools.partial(self._warm_send, source.name, target.name, length, groups)
+        stored = chunk_buckets(range(min(lengths, default=1), context + 1), context, 1)
+        for host in self.hosts:
+            instance = host.removesuffix(".host")
+            for length in stored:
+                yield functools.partial(self._warm_send, instance, host, length, 1)
+                yield functools.partial(self._warm_send, host, instance, length, 1)
 
-    def _warm_send(self, source: Instance, target: Instance, length: int) -> None:
-        for group in range(len(self._bounds)):
-            send = Send(-1, NOBODY, source.name, target.name, 0, length, group, len(self._bounds))
-            piece = move(source.extract(send), target.mesh)
-            jax.block_until_ready(target.insert(send, piece))
+    def _text_lengths(self, prompt_lens: Sequence[int]) -> Sequence[int]:
+        """Lengths of text that prefill can be asked for: more than the prompts' where KV may have
+        to be computed again, less where a cache has a part."""
+        config, roles = self.config, self.placement.values()
+        again = config.faults or config.recovery.lease_s or any(role.growth for role in roles)
+        if not prompt_lens or not (again or config.cache.prefix):
+            return prompt_lens
+        shortest = 1 if config.cache.prefix else min(prompt_lens)
+        return range(shortest, (config.model.context if again else max(prompt_lens)) + 1)
+
+    def _warm_send(self, source: str, target: str, length: int, groups: int) -> None:
+        for group in range(groups):
+            send = Send(-1, NOBODY, source, target, 0, length, group, groups)
+            jax.block_until_ready(self.wires.deliver(send, self.wires.extract(send)))

@@ -1,7 +1,6 @@
 """One instance: its mesh, weights, pool and slots, and the steps it dispatches."""
 
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -12,10 +11,10 @@ from jax.sharding import Mesh
 
 from pdjax.architecture import Architecture
 from pdjax.core.config import Role
-from pdjax.core.events import Chunk, Emitted, KVHandle, Send, Step
+from pdjax.core.events import Chunk, Emitted, Send, Step
 from pdjax.core.request import Request
+from pdjax.engine.pools import PoolArrays
 from pdjax.engine.texts import Texts
-from pdjax.programs import kv as kv_pool
 from pdjax.programs.batch import (
     Chunks,
     Slots,
@@ -29,38 +28,7 @@ from pdjax.programs.mesh import sharding
 from pdjax.programs.model import Params
 from pdjax.programs.sampling import Sampling
 from pdjax.programs.step import Sampled, run_step, step_programs
-from pdjax.programs.transfer import transfer_programs
-
-Piece = list[jax.Array]
-NOBODY = -1  # the request that warm-up runs for; all its pages are the one that does not exist
-
-
-class PoolArrays:
-    """The arrays of one pool and who has which of its pages. Every program that updates the
-    arrays is given them (donation), so they are taken and put back under `lock`."""
-
-    def __init__(self, layout: kv_pool.Layout, mesh: Mesh, context: int):
-        self.layout, self.lock = layout, threading.Lock()
-        self.kvs = kv_pool.make_pool(layout, mesh)
-        self._width = -(-context // layout.page_size)
-        self.empty_table = np.full(self._width, layout.pages, np.int32)
-        self._tables = {NOBODY: self.empty_table}
-
-    def hold(self, handle: KVHandle) -> None:
-        if handle.layout != self.layout.fingerprint:
-            raise ValueError(
-                f"a handle of request {handle.rid} is for the layout `{handle.layout}`, pool "
-                f"`{handle.pool}` has `{self.layout.fingerprint}`"
-            )
-        table = self.empty_table.copy()
-        table[: len(handle.pages)] = handle.pages
-        self._tables[handle.rid] = table
-
-    def release(self, rid: int) -> None:
-        del self._tables[rid]
-
-    def table(self, rid: int) -> np.ndarray:
-        return self._tables[rid]
+from pdjax.programs.transfer import Piece
 
 
 @dataclass
@@ -91,7 +59,6 @@ class Instance:
         self.name, self.role, self.mesh, self.pool = name, role, mesh, pool
         self._params, self._bounds, self._texts = params, bounds, texts
         self._programs = step_programs(arch, mesh, attention)
-        self._transfer = transfer_programs(arch, mesh)
         self._B = role.slots if role.decodes_here else 0
         self._tokens_B = jax.device_put(np.zeros(self._B, np.int32), sharding(mesh, (None,)))
 
@@ -168,7 +135,7 @@ class Instance:
         def after_group(group: int) -> None:
             for send in step.sends:
                 if send.group == group and send.rid in rids:
-                    leave(send, self._extract(send))
+                    leave(send, self.pool.extract(send))
 
         return after_group
 
@@ -193,32 +160,6 @@ class Instance:
             if d.position == text.request.prompt_len:  # its first decode: the token is prefill's
                 slots.fresh_B[d.slot], slots.is_fresh_B[d.slot] = text.tokens[0], True
         return slots
-
-    # --- pieces ------------------------------------------------------------------------
-
-    def extract(self, send: Send) -> Piece:
-        with self.pool.lock:
-            return self._extract(send)
-
-    def insert(self, send: Send, piece: Piece) -> jax.Array:
-        """Puts a piece that is on this mesh into its pages; the result is ready when it is in."""
-        begin, end = self._bounds[send.group]
-        table_n = self.pool.table(send.rid)
-        start, length = np.int32(send.start), np.int32(send.length)
-        with self.pool.lock:
-            self.pool.kvs[begin:end], landed = self._transfer.insert(
-                self.pool.kvs[begin:end], piece, table_n, start, length
-            )
-        return landed
-
-    def _extract(self, send: Send) -> Piece:
-        begin, end = self._bounds[send.group]
-        return self._transfer.extract(
-            self.pool.kvs[begin:end],
-            self.pool.table(send.rid),
-            np.int32(send.start),
-            T=token_bucket(send.length),
-        )
 
     # --- warm-up -----------------------------------------------------------------------
 

@@ -16,8 +16,9 @@ from typing import Protocol
 import jax
 
 from pdjax.core.events import Action, Event, Landed, Send, Step, StepDone
-from pdjax.engine.instance import Instance, Piece
-from pdjax.programs.transfer import move
+from pdjax.engine.instance import Instance
+from pdjax.engine.wires import Wires
+from pdjax.programs.transfer import Piece
 
 Job = Callable[[], None]
 
@@ -26,10 +27,9 @@ class Served(Protocol):
     """What the backend needs of an engine."""
 
     instances: dict[str, Instance]
+    wires: Wires
 
     def note(self, message: Action | Event) -> None: ...
-
-    def send_bytes(self, send: Send) -> int: ...
 
 
 class _Thread:
@@ -84,8 +84,8 @@ class LiveBackend:
             self._threads[action.instance].do(lambda: self._run_step(action))
         elif isinstance(action, Send):
             self._pending += 1
-            source = self._engine.instances[action.source]
-            self._threads[source.name].do(lambda: self._leave(action, source.extract(action)))
+            wires = self._engine.wires
+            self._threads[action.source].do(lambda: self._leave(action, wires.extract(action)))
 
     def next_event(self) -> tuple[int, Event]:
         while True:
@@ -130,18 +130,17 @@ class LiveBackend:
         self._threads[_wire(send.source, send.target)].do(lambda: self._cross(send, piece))
 
     def _cross(self, send: Send, piece: Piece) -> None:
-        target = self._engine.instances[send.target]
         jax.block_until_ready(piece)
         began_ns = self._now()
-        moved = jax.block_until_ready(move(piece, target.mesh))
-        self._threads[target.name].do(lambda: self._land(send, moved, began_ns))
+        moved = jax.block_until_ready(self._engine.wires.move(send, piece))
+        self._threads[send.target].do(lambda: self._land(send, moved, began_ns))
 
     def _land(self, send: Send, piece: Piece, began_ns: int) -> None:
-        landed = self._engine.instances[send.target].insert(send, piece)
+        landed = self._engine.wires.insert(send, piece)
 
         def collect() -> None:
             jax.block_until_ready(landed)
-            nbytes = self._engine.send_bytes(send)
+            nbytes = self._engine.wires.nbytes(send)
             self._post(self._now(), Landed(send.rid, send.id, began_ns, nbytes))
 
         self._threads[f"{send.target} collector"].do(collect)

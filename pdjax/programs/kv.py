@@ -15,8 +15,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as Spec
 
-from pdjax.programs.mesh import sharding
+from pdjax.programs.mesh import by_head, sharding, stored_heads
 
 KV = tuple[jax.Array, ...]
 """The arrays of one layer: (k_PpKH, v_PpKH) or (kv_PKpJ,)."""
@@ -27,13 +28,18 @@ POOL_AXES: Mapping[Order, tuple[str, ...]] = {
     "token_major": ("pages", "page", "kv_heads", "head_dim"),
     "fused": ("pages", "kv_heads", "page", "head_dim"),
 }
-PIECE_AXES = (None, "tokens", "kv_heads", "head_dim")
+FORMAT = 1
+"""Version of what a Layout and a piece mean."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """What the bytes of a pool mean. Two pools can exchange KV when all but pages, page size,
-    tp and order agree: those are converted on the way."""
+    tp and order agree: those are converted on the way.
+
+    kv_heads: of the model; see mesh.stored_heads for more devices than that. scale: how quantised
+    values are scaled; `none` as long as none are.
+    """
 
     model: str
     layers: int
@@ -44,12 +50,15 @@ class Layout:
     pages: int
     tp: int
     order: Order = "token_major"
+    scale: str = "none"
+    format: int = FORMAT
 
     @property
     def fingerprint(self) -> str:
         return (
-            f"{self.model}/L{self.layers}/K{self.kv_heads}/H{self.head_dim}/{self.dtype}"
-            f"/{self.order}/p{self.page_size}/P{self.pages}/tp{self.tp}"
+            f"v{self.format}/{self.model}/L{self.layers}/K{self.kv_heads}/H{self.head_dim}"
+            f"/{self.dtype}/scale {self.scale}/{self.order}/p{self.page_size}/P{self.pages}"
+            f"/tp{self.tp}"
         )
 
     @property
@@ -60,7 +69,8 @@ class Layout:
 
 def make_pool(layout: Layout, mesh: Mesh) -> list[KV]:
     """Zeroed arrays, heads split over the mesh."""
-    P, p, K, H = layout.pages, layout.page_size, layout.kv_heads, layout.head_dim
+    P, p, H = layout.pages, layout.page_size, layout.head_dim
+    K = stored_heads(layout.kv_heads, mesh.size)
     shape = (P, p, K, H) if layout.order == "token_major" else (P, K, p, 2 * H)
     place = sharding(mesh, POOL_AXES[layout.order])
     zeros = jax.jit(lambda: jnp.zeros(shape, layout.dtype), out_shardings=place)
@@ -75,6 +85,11 @@ def order_of(kv: KV) -> Order:
 def pool_sharding(kv: KV, mesh: Mesh) -> NamedSharding:
     """Where the arrays of a layer lie: heads split over the mesh."""
     return sharding(mesh, POOL_AXES[order_of(kv)])
+
+
+def piece_sharding(mesh: Mesh, kv_heads: int) -> NamedSharding:
+    """Where the arrays [2, T, K, H] of a piece lie: each device has the heads that it stores."""
+    return NamedSharding(by_head(mesh, kv_heads), Spec(None, None, "tp", None))
 
 
 def page_size_of(kv: KV) -> int:

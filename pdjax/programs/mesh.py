@@ -81,13 +81,38 @@ def tree_sharding(mesh: Mesh, axes_tree: object) -> object:
     )
 
 
+# --- more devices than kv heads ------------------------------------------------------------
+
+
+def stored_heads(kv_heads: int, tp: int) -> int:
+    """How many kv heads a pool has on `tp` devices: with more devices than heads each device has
+    the one that its query heads read, so heads are stored several times, copies side by side."""
+    return max(kv_heads, tp)
+
+
+def by_head(mesh: Mesh, kv_heads: int) -> Mesh:
+    """`mesh`, or where it has more devices than kv heads, the same devices as [tp, copy]: an array
+    that is split over `tp` only then has each head once per copy."""
+    copies = stored_heads(kv_heads, mesh.size) // kv_heads
+    if copies == 1:
+        return mesh
+    devices = mesh.devices.reshape(-1, copies)
+    return Mesh(devices, ("tp", "copy"), axis_types=(AxisType.Auto,) * 2)
+
+
 def check_tp(arch: Architecture, tp: int, who: str) -> None:
-    """Raises ConfigError unless every split axis of the model divides by `tp`."""
-    sizes = {"kv heads": arch.K, "heads": arch.N, "mlp width": arch.F, "vocabulary": arch.V}
-    for what, size in sizes.items():
-        if size % tp:
-            fitting = [n for n in range(1, arch.K + 1) if all(s % n == 0 for s in sizes.values())]
-            raise ConfigError(
-                f"`{who}` has tp {tp}, which does not divide the {size} {what} of "
-                f"{arch.name}: use one of {fitting}"
-            )
+    """Raises ConfigError unless `tp` divides every split axis of the model; there may be several
+    devices per kv head."""
+
+    def misfit(n: int) -> str:
+        sizes = {"heads": arch.N, "mlp width": arch.F, "vocabulary": arch.V}
+        wrong = [f"does not divide the {size} {what}" for what, size in sizes.items() if size % n]
+        if arch.K % n and n % arch.K:
+            wrong.insert(0, f"neither divides nor is a multiple of the {arch.K} kv heads")
+        return wrong[0] if wrong else ""
+
+    if misfit(tp):
+        fitting = [n for n in range(1, arch.N + 1) if not misfit(n)]
+        raise ConfigError(
+            f"`{who}` has tp {tp}, which {misfit(tp)} of {arch.name}: use one of {fitting}"
+        )

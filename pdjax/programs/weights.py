@@ -16,9 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import safetensors
+from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 
 from pdjax.architecture import Architecture, ModelError
+from pdjax.programs.mesh import by_head, tree_sharding
 from pdjax.programs.model import Params, abstract_params, init_params, logical_axes
 from pdjax.sources import Gguf, find, read_architecture, read_json, write_architecture
 
@@ -74,6 +76,15 @@ class Checkpoint:
             )
         )
 
+    def place_on(self, mesh: Mesh, dtype: DTypeLike = jnp.float32) -> Params:
+        """Params split over `mesh`. Where it has more devices than there are kv heads, each device
+        gets the head that its query heads read, so that k and v have one head per device."""
+        axes = logical_axes(self.arch)
+        ours = tree_sharding(mesh, axes)
+        once = tree_sharding(by_head(mesh, self.arch.K), axes)
+        wanted = jax.tree.map(lambda a, b, ax: b if "kv_heads" in ax else a, ours, once, axes)
+        return jax.tree.map(_as_stored, self.place(wanted, dtype), ours)
+
 
 def open_checkpoint(source: str) -> Checkpoint:
     """Opens `source` (see pdjax.sources); the weights are read at the first `place`.
@@ -91,6 +102,21 @@ def open_checkpoint(source: str) -> Checkpoint:
     else:
         read_host = functools.partial(_huggingface_host, arch, found.path)
     return Checkpoint(source, arch, functools.partial(_place_host, functools.cache(read_host)))
+
+
+def _as_stored(x: jax.Array, place: NamedSharding) -> jax.Array:
+    """The same memory as an array that lies as `place` says: copies of a head, which `x` has once,
+    count as heads of their own."""
+    if x.sharding == place:
+        return x
+    parts = {shard.device: shard.data for shard in x.addressable_shards}
+    local = x.sharding.shard_shape(x.shape)
+    spec = (*place.spec, *(None,) * (x.ndim - len(place.spec)))
+    shape = [
+        size * (place.mesh.size if axis else 1) for size, axis in zip(local, spec, strict=True)
+    ]
+    ordered = [parts[device] for device in place.mesh.devices.flat]
+    return jax.make_array_from_single_device_arrays(tuple(shape), place, ordered)
 
 
 def _place_host(read_host: Callable[[], Params], abstract: Params) -> Params:
