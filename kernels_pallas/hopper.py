@@ -23,14 +23,19 @@ from kernels_pallas.pages import Pages
 
 ROWS = 64  # queries of a warpgroup: the M of wgmma
 MASKED = -1e30  # finite, so that a row with nothing to see has no NaN
-SHARED_MEMORY = 232448  # bytes a block of threads can have on sm_90
+# Bytes of shared memory that one block of threads can have, and each of two on a multiprocessor
+# (CUDA C++ programming guide, compute capability 9.0: 228 KiB, of which each block pays 1).
+SHARED_MEMORY, HALF_OF_IT = 227 * 1024, 113 * 1024
+MAX_DEPTH = 6  # more would be in flight than the memory's latency times its bandwidth
+_WIDE = 64  # lanes of a tile converted at a time
 _TILE = plgpu.Layout.WGMMA
 _PER_ROW, _PER_KEY = _TILE.reduce(1), _TILE.reduce(0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Walk:
-    """One kernel's static side: S = `block` keys at a time, `depth` blocks in flight."""
+    """One kernel's static side: S = `block` keys at a time, `depth` blocks in flight, `tiles` of
+    them converted."""
 
     K: int
     H: int
@@ -40,6 +45,7 @@ class Walk:
     scaled: bool
     block: int
     depth: int
+    tiles: int
     scale: float
     window: int | None
     softcap: float | None
@@ -64,6 +70,17 @@ class Walk:
         """Tokens that lie side by side, whichever page they are in."""
         return min(self.page, self.block)
 
+    def filling(self, room: int, ring_of_tiles: bool) -> "Walk":
+        """With as many blocks in flight as `room` bytes of shared memory hold."""
+        numbers = self.block * 2 * self.H
+        pages = numbers * self.dtype.itemsize + (8 * self.block if self.scaled else 0)
+        tile = 0 if self.direct else 2 * self.parts * numbers
+        if ring_of_tiles:
+            depth = min(room // (pages + tile), MAX_DEPTH)
+        else:
+            depth = min((room - tile) // pages, MAX_DEPTH)
+        return dataclasses.replace(self, depth=depth, tiles=depth if ring_of_tiles else 1)
+
     @property
     def compiler_params(self) -> plgpu.CompilerParams:
         # Nothing is reduced across warps: that scratch would cost a third block of threads.
@@ -77,28 +94,44 @@ def walk_of(
     pages: Pages,
     *,
     block: int,
-    depth: int,
     scale: float,
     window: int | None,
     softcap: float | None,
     interpret: bool,
 ) -> Walk:
-    """Raises UnsupportedError for what the kernels cannot do."""
+    """A walk with one block in flight. Raises UnsupportedError for what the kernels cannot do."""
     _, K, page, J = pages.kv_PKpJ.shape
     H, dtype = J // 2, pages.kv_PKpJ.dtype
     if dtype not in (jnp.bfloat16, jnp.float32, jnp.int8, jnp.float8_e4m3fn):
-        raise UnsupportedError(f"pages are {dtype}; the GPU kernels take bfloat16, float32, int8 "
-                               "and float8_e4m3fn: convert the pool, or use `xla`")
+        raise UnsupportedError(
+            f"pages are {dtype}; the GPU kernels take bfloat16, float32, int8 and float8_e4m3fn: "
+            "convert the pool, or use `xla`"
+        )
     if q_dtype not in (jnp.bfloat16, jnp.float32):
-        raise UnsupportedError(f"`q` is {q_dtype}; the GPU kernels take bfloat16 and float32")
+        raise UnsupportedError(
+            f"`q` is {q_dtype}; the GPU kernels take bfloat16 and float32: convert it, or use `xla`"
+        )
     if H not in (64, 128):
         raise UnsupportedError(f"H = {H}; the GPU kernels take heads of 64 and 128: use `xla`")
     if page < 8 or page & (page - 1):
-        raise UnsupportedError(f"pages hold {page} tokens; the GPU kernels take powers of two from "
-                               "8 on: change `page_size`")
+        raise UnsupportedError(
+            f"pages hold {page} tokens; the GPU kernels take powers of two from 8 on: change the "
+            "pool's page size, or use `xla`"
+        )
     return Walk(
-        K, H, page, jnp.dtype(dtype), jnp.dtype(q_dtype), pages.quantised, block, depth, scale,
-        window, softcap, interpret,
+        K=K,
+        H=H,
+        page=page,
+        dtype=jnp.dtype(dtype),
+        q_dtype=jnp.dtype(q_dtype),
+        scaled=pages.quantised,
+        block=block,
+        depth=1,
+        tiles=1,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        interpret=interpret,
     )
 
 
@@ -106,7 +139,7 @@ class Ring(NamedTuple):
     """Shared memory of `depth` blocks; a slot is in one after the other's use."""
 
     kv_DSJ: Any  # pages as they are
-    tile_DXSJ: Any  # X parts in bfloat16; None where pages are tiles already
+    tile_IXSJ: Any  # I tiles of X parts in bfloat16; None where pages are tiles already
     scale_D2S: Any  # None where nothing is scaled
     landed_D: Any  # barriers: all copies of a block are done
 
@@ -117,7 +150,7 @@ def ring_types(walk: Walk) -> Ring:
     copies = S // walk.chunk * (3 if walk.scaled else 1)
     return Ring(
         matrix((D, S, J), walk.dtype),
-        None if walk.direct else matrix((D, walk.parts, S, J), jnp.bfloat16),
+        None if walk.direct else matrix((walk.tiles, walk.parts, S, J), jnp.bfloat16),
         plgpu.SMEM((D, 2, S), jnp.float32) if walk.scaled else None,
         plgpu.Barrier(num_arrivals=copies, num_barriers=D),
     )
@@ -143,6 +176,13 @@ def split(x: jax.Array, parts: int) -> jax.Array:
     return jnp.stack(sums)
 
 
+class Block(NamedTuple):
+    """Keys index * S + [0, S) of a text, and the slot of the ring that they are in."""
+
+    index: jax.Array
+    slot: jax.Array | int
+
+
 class Text(NamedTuple):
     """The keys that a row of the table leads to."""
 
@@ -154,58 +194,68 @@ class Text(NamedTuple):
     keys: jax.Array  # how many there are
 
 
-def start_block(walk: Walk, text: Text, ring: Ring, block: jax.Array, slot: jax.Array) -> None:
+def start_block(walk: Walk, text: Text, ring: Ring, block: Block) -> None:
     """Copies the pages of a block into a slot. What lies past the text's end is never looked up:
     its last page comes instead."""
     chunk, page = walk.chunk, walk.page
     last = lax.div(text.keys - 1, chunk) * chunk
     for i in range(walk.block // chunk):
-        at = jnp.minimum(block * walk.block + i * chunk, last)
+        at = jnp.minimum(block.index * walk.block + i * chunk, last)
         place, inside = text.table_Bn[text.row, lax.div(at, page)], lax.rem(at, page)
         here = pl.ds(i * chunk, chunk)
         plgpu.copy_gmem_to_smem(
             text.kv_PKpJ.at[place, text.head, pl.ds(inside, chunk)],
-            ring.kv_DSJ.at[slot, here],
-            ring.landed_D.at[slot],
+            ring.kv_DSJ.at[block.slot, here],
+            ring.landed_D.at[block.slot],
         )
         for which in range(2 if walk.scaled else 0):
             lane = (text.head * 2 + which) * page + inside
             plgpu.copy_gmem_to_smem(
                 text.scale_P1X.at[place, 0, pl.ds(lane, chunk)],
-                ring.scale_D2S.at[slot, which, here],
-                ring.landed_D.at[slot],
+                ring.scale_D2S.at[block.slot, which, here],
+                ring.landed_D.at[block.slot],
             )
 
 
-def finish_block(walk: Walk, text: Text, ring: Ring, block: jax.Array, slot: jax.Array) -> None:
-    """Waits for a block's copies and makes tiles of them, zero past the text's end: memory that
-    nobody wrote may hold NaN, and 0 * NaN must not enter the sums."""
-    plgpu.barrier_wait(ring.landed_D.at[slot])
-    valid = text.keys - block * walk.block
-
-    def each(lanes: range, convert: bool) -> None:
-        for row in range(0, walk.block, ROWS):
-            here = pl.ds(row, ROWS)
-            for lane in lanes:
-                there = pl.ds(lane, 64)
-                x = plgpu.load(ring.kv_DSJ.at[slot, here, there], layout=_TILE, optimized=False)
-                if convert:
-                    x = x.astype(jnp.float32)
-                at = plgpu.broadcasted_iota(jnp.int32, x.shape, 0, layout=_TILE) + row
-                x = jnp.where(at < valid, x, jnp.zeros((), x.dtype))
-                if not convert:
-                    ring.kv_DSJ[slot, here, there] = x
-                    continue
-                for part in range(walk.parts):
-                    rounded = x.astype(jnp.bfloat16)
-                    ring.tile_DXSJ[slot, part, here, there] = rounded
-                    x = x - rounded.astype(jnp.float32)
-        plgpu.commit_smem()
-
+def finish_block(walk: Walk, text: Text, ring: Ring, block: Block) -> None:
+    """Waits for a block's copies and makes tiles of them. Values past the text's end become zero:
+    memory that nobody wrote may hold NaN, and 0 * NaN must not enter the sums."""
+    plgpu.barrier_wait(ring.landed_D.at[block.slot])
+    pieces = walk.block // ROWS * 2 * walk.H // _WIDE
     if not walk.direct:
-        each(range(0, 2 * walk.H, 64), convert=True)
-    else:
-        pl.when(valid < walk.block)(lambda: each(range(walk.H, 2 * walk.H, 64), convert=False))
+        pl.loop(0, pieces)(lambda i: _convert(walk, ring, block, _piece(walk, i, 2 * walk.H)))
+    valid = text.keys - block.index * walk.block
+
+    @pl.when(valid < walk.block)
+    def clear() -> None:
+        @pl.loop(0, pieces // 2)
+        def one(i: jax.Array) -> None:
+            rows, lanes = _piece(walk, i, walk.H)
+            at = plgpu.broadcasted_iota(jnp.int32, (ROWS, _WIDE), 0, layout=_TILE) + rows.start
+            for part in range(walk.parts):
+                v_SH = _values(walk, ring, block, part)
+                x = plgpu.load(v_SH.at[rows, lanes], layout=_TILE)
+                v_SH[rows, lanes] = jnp.where(at < valid, x, jnp.zeros((), x.dtype))
+
+    plgpu.commit_smem()
+
+
+def _piece(walk: Walk, i: jax.Array, width: int) -> tuple[Any, Any]:
+    """The i-th part of a block that registers hold: rows and lanes."""
+    row, lane = lax.div(i, width // _WIDE), lax.rem(i, width // _WIDE)
+    return pl.ds(row * ROWS, ROWS), pl.ds(lane * _WIDE, _WIDE)
+
+
+def _convert(walk: Walk, ring: Ring, block: Block, piece: tuple[Any, Any]) -> None:
+    layout = _TILE if walk.dtype.itemsize > 1 else plgpu.Layout.WGMMA_UPCAST_2X
+    x = plgpu.load(ring.kv_DSJ.at[block.slot, *piece], layout=layout, optimized=False)
+    if walk.dtype == jnp.float8_e4m3fn:
+        x = x.astype(jnp.float32)  # Hopper has no way from there to bfloat16
+    for part in range(walk.parts):
+        rounded = x.astype(jnp.bfloat16)
+        plgpu.store(_tile(walk, ring, block, part).at[piece], rounded, optimized=False)
+        if part + 1 < walk.parts:
+            x -= rounded.astype(jnp.float32)
 
 
 class State(NamedTuple):
@@ -237,16 +287,20 @@ class Queries(NamedTuple):
 
 
 def scores(
-    walk: Walk, queries: Queries, text: Text, ring: Ring, block: jax.Array, slot: jax.Array,
+    walk: Walk,
+    queries: Queries,
+    text: Text,
+    ring: Ring,
+    block: Block,
     issued: Callable[[], None] = lambda: None,
 ) -> jax.Array:
     """Of 64 rows and a block of keys, times log2(e), MASKED where a row must not look. `issued` is
     called while the matrix unit works."""
-    shape, at = (ROWS, walk.block), block * walk.block
+    shape, at = (ROWS, walk.block), block.index * walk.block
 
     def product(out_RS: Any) -> jax.Array:
         for i, j in _products(walk):
-            k_SH = _tile(walk, ring, slot, j).at[:, pl.ds(0, walk.H)]
+            k_SH = _tile(walk, ring, block, j).at[:, pl.ds(0, walk.H)]
             plgpu.wgmma(out_RS, queries.q_XRH.at[i], k_SH.transpose((1, 0)))
         issued()
         return out_RS[...]
@@ -256,7 +310,7 @@ def scores(
     if walk.softcap is None:
         factor *= math.log2(math.e)
     if walk.scaled:
-        s_RS *= _columns(_key_scales(ring, slot, 0) * factor, shape)
+        s_RS *= _columns(_key_scales(ring, block, 0) * factor, shape)
     else:
         s_RS *= factor
     if walk.softcap is not None:
@@ -287,31 +341,38 @@ def softmax_step(state: State, s_RS: jax.Array) -> tuple[jax.Array, jax.Array, S
 
 
 def add_values(
-    walk: Walk, text: Text, ring: Ring, block: jax.Array, slot: jax.Array,
-    p_RS: jax.Array, shrink_R: jax.Array, state: State, p_smem: Any,
+    walk: Walk,
+    text: Text,
+    ring: Ring,
+    block: Block,
+    p_RS: jax.Array,
+    shrink_R: jax.Array,
+    state: State,
+    p_smem: Any,
     issued: Callable[[], None] = lambda: None,
 ) -> State:
     """The state with p_RS times the block's values. `p_smem` is for interpret mode, which cannot
     take a matrix from registers."""
     if walk.scaled:
-        scale_S = _key_scales(ring, slot, 1)
+        scale_S = _key_scales(ring, block, 1)
         at_S = plgpu.broadcasted_iota(jnp.int32, scale_S.shape, 0, layout=_PER_KEY)
-        valid_S = at_S < text.keys - block * walk.block
+        valid_S = at_S < text.keys - block.index * walk.block
         p_RS *= _columns(jnp.where(valid_S, scale_S, 0.0), p_RS.shape)
-    parts = []
-    for part in range(walk.q_parts):
-        parts.append(p_RS.astype(jnp.bfloat16))
-        p_RS = p_RS - parts[-1].astype(jnp.float32)
-        if walk.interpret:
-            p_smem[part] = parts[-1]
-            parts[-1] = p_smem.at[part]
-    if walk.interpret:
-        plgpu.commit_smem()
 
     def product(out_RH: Any) -> jax.Array:
-        for i, j in _products(walk):
-            v_SH = _tile(walk, ring, slot, j).at[:, pl.ds(walk.H, walk.H)]
-            plgpu.wgmma(out_RH, parts[i], v_SH)
+        rest_RS = p_RS
+        for i in range(walk.q_parts):
+            part_RS = rest_RS.astype(jnp.bfloat16)
+            rest_RS -= part_RS.astype(jnp.float32)
+            if walk.interpret:
+                p_smem[i] = part_RS
+                plgpu.commit_smem()
+                part_RS = p_smem.at[i]
+            for j in range(walk.parts):
+                if (i, j) in _products(walk):
+                    plgpu.wgmma(out_RH, part_RS, _values(walk, ring, block, j))
+            if i + 1 < walk.q_parts:
+                plgpu.wgmma_wait(0)  # this part's registers are free for the next
         issued()
         return out_RH[...]
 
@@ -336,12 +397,21 @@ def _products(walk: Walk) -> list[tuple[int, int]]:
     return [(i, j) for i in range(walk.q_parts) for j in range(walk.parts) if i + j < 3]
 
 
-def _tile(walk: Walk, ring: Ring, slot: jax.Array, part: int) -> Any:
-    return ring.kv_DSJ.at[slot] if walk.direct else ring.tile_DXSJ.at[slot, part]
+def _tile(walk: Walk, ring: Ring, block: Block, part: int) -> Any:
+    if walk.direct:
+        return ring.kv_DSJ.at[block.slot]
+    # The lone tile's index is 0, but the compiler must not know it: it would keep the addresses of
+    # all operands in registers.
+    index = jnp.minimum(block.index, 0) if walk.tiles == 1 else block.slot
+    return ring.tile_IXSJ.at[index, part]
 
 
-def _key_scales(ring: Ring, slot: jax.Array, which: int) -> jax.Array:
-    return plgpu.load(ring.scale_D2S.at[slot, which], layout=_PER_KEY, optimized=False)
+def _values(walk: Walk, ring: Ring, block: Block, part: int) -> Any:
+    return _tile(walk, ring, block, part).at[:, pl.ds(walk.H, walk.H)]
+
+
+def _key_scales(ring: Ring, block: Block, which: int) -> jax.Array:
+    return plgpu.load(ring.scale_D2S.at[block.slot, which], layout=_PER_KEY, optimized=False)
 
 
 def _rows(x_R: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -38,18 +38,16 @@ def partial_attention(
 ) -> Partial:
     """See api.BACKENDS. `run` says nothing here: a block's pages are copied one by one."""
     B, T, N, H = q_BTNH.shape
-    direct = pages.kv_PKpJ.dtype == jnp.bfloat16
-    depth = {64: 6, 128: 3}.get(H, 1) if direct else 2
     walk = hopper.walk_of(
         q_BTNH.dtype,
         pages,
         block=64,
-        depth=depth,
         scale=scale,
         window=window,
         softcap=softcap,
         interpret=interpret,
     )
+    walk = _filled(walk)
     K, G = walk.K, N // walk.K
     if T * G > hopper.ROWS:
         raise UnsupportedError(
@@ -63,6 +61,7 @@ def partial_attention(
     o_BKXRH, lse_BKXR = _kernel(
         walk, hopper.split(q_BKRH, walk.q_parts), pages, table_Bn, position_B, keys_B, G, shares
     )
+    lse_BKXR = lse_BKXR[..., :R]
     top_BKR = lse_BKXR.max(2)
     weight_BKXR = jnp.exp2(lse_BKXR - top_BKR[:, :, None])
     sum_BKR = weight_BKXR.sum(2)
@@ -74,6 +73,17 @@ def partial_attention(
         return x.reshape(B, T, N, *x.shape[4:])
 
     return Partial(back(o_BKRH), jnp.maximum(back(lse_BKR), hopper.MASKED))
+
+
+def _filled(walk: hopper.Walk) -> hopper.Walk:
+    """Two blocks of threads share a multiprocessor, if that leaves each two blocks in flight."""
+    rest = hopper.ROWS * (walk.H * 2 * walk.q_parts) + 256
+    if _own_room_for_o(walk):
+        rest += hopper.ROWS * walk.H * 4
+    pair = walk.filling(hopper.HALF_OF_IT - rest, ring_of_tiles=False)
+    if pair.depth >= 2:
+        return pair
+    return walk.filling(hopper.SHARED_MEMORY - rest, ring_of_tiles=False)
 
 
 def _shares(rows: int, blocks: int) -> int:
@@ -91,8 +101,8 @@ def _shares(rows: int, blocks: int) -> int:
 def _kernel(walk, q_XBKRH, pages, table_Bn, position_B, keys_B, G, shares):
     X, B, K, R, H = q_XBKRH.shape
 
-    def body(table, position, keys, q, kv, scale, o, lse, *scratch):
-        q_smem, o_smem, lse_smem, p_smem, ring, arrived = scratch
+    def decode_attention(table, position, keys, q, kv, scale, o, lse, *scratch):
+        q_smem, o_smem, p_smem, ring, arrived = scratch
         b, k, share = (lax.axis_index(name) for name in ("b", "k", "share"))
         text = hopper.Text(kv, scale, table, b, k, keys[b])
         for part in range(X):
@@ -103,25 +113,23 @@ def _kernel(walk, q_XBKRH, pages, table_Bn, position_B, keys_B, G, shares):
         )
         state = _attend_share(walk, queries, text, ring, share, shares, p_smem)
         o_RH, lse_R = hopper.normalised(state)
-        out = _room_for_o(walk, q_smem, ring, o_smem)
+        out = _room_for_o(walk, q_smem, o_smem, ring)
         out[...] = o_RH.astype(walk.q_dtype)
-        lse_smem[...] = lse_R
+        plgpu.store(lse.at[b, k, share], lse_R, optimized=False)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(out.at[pl.ds(0, R)], o.at[b, k, share])
-        plgpu.copy_smem_to_gmem(lse_smem.at[pl.ds(0, R)], lse.at[b, k, share])
         plgpu.wait_smem_to_gmem(0)
 
-    own_o = walk.q_dtype != jnp.bfloat16 and walk.dtype != jnp.float32
+    own_o = hopper.matrix((hopper.ROWS, H), jnp.float32) if _own_room_for_o(walk) else None
     return plgpu.kernel(
-        body,
+        decode_attention,
         out_type=(
             jax.ShapeDtypeStruct((B, K, shares, R, H), walk.q_dtype),
-            jax.ShapeDtypeStruct((B, K, shares, R), jnp.float32),
+            jax.ShapeDtypeStruct((B, K, shares, hopper.ROWS), jnp.float32),
         ),
         scratch_types=(
             hopper.matrix((X, hopper.ROWS, H), jnp.bfloat16),
-            hopper.matrix((hopper.ROWS, H), jnp.float32) if own_o else None,
-            plgpu.SMEM((hopper.ROWS,), jnp.float32),
+            own_o,
             hopper.p_type(walk, 1),
             hopper.ring_types(walk),
             plgpu.Barrier(num_arrivals=X),
@@ -135,11 +143,17 @@ def _kernel(walk, q_XBKRH, pages, table_Bn, position_B, keys_B, G, shares):
     )(table_Bn, position_B, keys_B, q_XBKRH, *pages)
 
 
-def _room_for_o(walk, q_smem, ring, o_smem):
-    """Shared memory of q's dtype: what held the queries or the pages, if it fits."""
+def _own_room_for_o(walk: hopper.Walk) -> bool:
+    """o takes q's place, or that of the pages, if either is of its dtype."""
+    return walk.q_dtype not in (jnp.bfloat16, walk.dtype)
+
+
+def _room_for_o(walk, q_smem, o_smem, ring):
+    if _own_room_for_o(walk):
+        return o_smem
     if walk.q_dtype == jnp.bfloat16:
         return q_smem.at[0]
-    return o_smem or ring.kv_DSJ.at[0, :, pl.ds(0, walk.H)]
+    return ring.kv_DSJ.at[0, :, pl.ds(0, walk.H)]
 
 
 def _attend_share(walk, queries, text, ring, share, shares, p_smem) -> hopper.State:
@@ -151,22 +165,23 @@ def _attend_share(walk, queries, text, ring, share, shares, p_smem) -> hopper.St
     size = pl.cdiv(jnp.maximum(end - first, 0), shares)
     begin = jnp.minimum(first + share * size, end)
     end = jnp.minimum(begin + size, end)
-    for slot in range(walk.depth):
-        pl.when(begin + slot < end)(
-            lambda slot=slot: hopper.start_block(walk, text, ring, begin + slot, slot)
-        )
 
-    def step(block, state):
-        slot = lax.rem(block - begin, walk.depth)
-        hopper.finish_block(walk, text, ring, block, slot)
-        s_RS = hopper.scores(walk, queries, text, ring, block, slot)
+    def start(index: jax.Array, slot: jax.Array | int) -> None:
+        @pl.when(index < end)
+        def _() -> None:
+            hopper.start_block(walk, text, ring, hopper.Block(index, slot))
+
+    def step(index: jax.Array, state: hopper.State) -> hopper.State:
+        block = hopper.Block(index, lax.rem(index - begin, walk.depth))
+        hopper.finish_block(walk, text, ring, block)
+        s_RS = hopper.scores(walk, queries, text, ring, block)
         p_RS, shrink_R, state = hopper.softmax_step(state, s_RS)
         state = hopper.add_values(
-            walk, text, ring, block, slot, p_RS, shrink_R, state, p_smem and p_smem.at[0]
+            walk, text, ring, block, p_RS, shrink_R, state, p_smem and p_smem.at[0]
         )
-        pl.when(block + walk.depth < end)(
-            lambda: hopper.start_block(walk, text, ring, block + walk.depth, slot)
-        )
+        start(index + walk.depth, block.slot)
         return state
 
+    for slot in range(walk.depth):
+        start(begin + slot, slot)
     return lax.fori_loop(begin, end, step, hopper.empty(walk))
