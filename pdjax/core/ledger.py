@@ -129,7 +129,6 @@ class Ledger:
             return None
         self._now_ns = max(self._now_ns, now_ns)
         self._index.hold(shared)
-        self._index.use(reversed(shared), self._now_ns)
         pages = tuple(page for block in shared for page in block.pages)
         handle = self._handle(rid, pages + self._take(own), shared=len(pages))
         self._held[rid] = handle

@@ -100,7 +100,7 @@ class PrefixIndex:
 
     def add(self, hash: int, parent: int | None, pages: tuple[int, ...]) -> CachedBlock:
         """A new block, held by the one who published it; `use` is to follow."""
-        block = CachedBlock(hash, parent, pages, holders=1, used_ns=0, order=next(self._orders))
+        block = CachedBlock(hash, parent, pages, holders=1, used_ns=0, order=-1)
         self._by_hash[hash] = self._by_first_page[pages[0]] = block
         if parent is not None:
             self._successors[parent] = self._successors.get(parent, 0) + 1
@@ -118,9 +118,10 @@ class PrefixIndex:
             self.idle += not block.holders
 
     def use(self, blocks: Iterable[CachedBlock], now_ns: int) -> None:
+        """Blocks that come later are evicted later. (What is held needs no mention.)"""
         for block in blocks:
             block.used_ns = max(block.used_ns, now_ns)
-            if self._lru:
+            if self._lru or block.order < 0:
                 block.order = next(self._orders)
             self._offer(block)
 
