@@ -13,6 +13,7 @@ from pdjax.core.events import (
     Cancel,
     Emitted,
     Event,
+    Finish,
     Grow,
     Hold,
     Release,
@@ -26,6 +27,7 @@ from pdjax.engine.live import LiveBackend
 from pdjax.engine.pools import NOBODY, HostPool, PoolArrays
 from pdjax.engine.texts import Texts
 from pdjax.engine.wires import Wires
+from pdjax.faults import Breakable, with_faults
 from pdjax.programs import kv as kv_pool
 from pdjax.programs.attention import order_for
 from pdjax.programs.batch import chunk_buckets
@@ -152,10 +154,11 @@ class Engine:
             layouts={name: pool.layout.fingerprint for name, pool in self.pools.items()},
         )
 
-    def backend(self) -> "LiveBackend | VirtualBackend":
-        """The backend that the config's clock asks for."""
+    def backend(self) -> Breakable:
+        """The backend that the config's clock asks for, with the config's faults."""
         clock = self.config.clock
-        return self.live() if clock.kind == "wall" else self.modelled(clock)
+        backend = self.live() if clock.kind == "wall" else self.modelled(clock)
+        return with_faults(backend, self.config.faults, self.placement)
 
     def live(self) -> LiveBackend:
         return LiveBackend(self)
@@ -163,14 +166,16 @@ class Engine:
     def modelled(self, clock: Clock) -> VirtualBackend:
         """Real tokens, times by an affine model: every action is computed when it starts."""
         cost = affine(clock, self.config.transfer.link, self.send_bytes)
-        return VirtualBackend(cost, self._compute, self.note)
+        return VirtualBackend(cost, self._compute, self.note, contents=self.wires)
 
     def _compute(self, action: Action) -> tuple[Emitted, ...]:
         self.note(action)
         if isinstance(action, Step):
             instance = self.instances[action.instance]
             pieces: list[tuple[Send, Piece]] = []
-            step = instance.dispatch(action, lambda send, piece: pieces.append((send, piece)))
+            step = instance.dispatch(
+                action, lambda send: pieces.append((send, self.wires.extract(send)))
+            )
             for send, piece in pieces:
                 self.wires.deliver(send, piece)
             return instance.collect(step)
@@ -190,6 +195,8 @@ class Engine:
             self._memory(message.pool).release(message.rid)
         elif isinstance(message, Cancel):
             self.wires.forget(message.send)
+        elif isinstance(message, Finish):
+            self.texts.finish(message.rid, message.tokens)
 
     def _memory(self, name: str) -> PoolArrays | HostPool:
         return self.hosts[name] if name in self.hosts else self.pools[name]

@@ -28,7 +28,6 @@ from pdjax.programs.mesh import sharding
 from pdjax.programs.model import Params
 from pdjax.programs.sampling import Sampling
 from pdjax.programs.step import Sampled, run_step, step_programs
-from pdjax.programs.transfer import Piece
 
 
 @dataclass
@@ -64,9 +63,17 @@ class Instance:
 
     # --- steps -------------------------------------------------------------------------
 
-    def dispatch(self, step: Step, leave: Callable[[Send, Piece], None]) -> Dispatched:
-        """Starts a step; leave(send, piece) is called as soon as a piece is on its way."""
+    def dispatch(
+        self,
+        step: Step,
+        leave: Callable[[Send], None] = lambda send: None,
+        join: Callable[[int], None] = lambda group: None,
+    ) -> Dispatched:
+        """Starts a step. join(group) is called before a layer group is dispatched, and may wait;
+        leave(send) once the layer group that the piece carries has been."""
         if step.steps > 1:
+            for group in range(len(self._bounds)):
+                join(group)
             return Dispatched(step, [], self._decode_many(self._slots(step), step.steps))
         slots = self._slots(step) if step.decodes or self.role.mixed else None
         if self.role.mixed or not step.chunks:
@@ -76,8 +83,9 @@ class Instance:
         firsts, tokens_B = [], None
         for chunks in groups:
             batch = self._chunks(chunks) if chunks else None
+            join(0)
             with self.pool.lock:
-                after_group = self._leaver(step, chunks, leave)
+                after_group = self._after_group(step, chunks, leave, join)
                 tokens_B, first_C = self._run(slots, batch, after_group)
             if chunks:
                 firsts.append((chunks, first_C))
@@ -88,14 +96,20 @@ class Instance:
         emitted = []
         for chunks, first_C in dispatched.firsts:
             tokens_C = np.asarray(first_C).tolist()
-            ends = [(c.rid, tokens_C[row]) for row, c in enumerate(chunks) if c.last]
-            emitted += [self._texts.extend(rid, [token]) for rid, token in ends]
+            for c, token in zip(chunks, tokens_C[: len(chunks)], strict=True):
+                if c.last:
+                    emitted.append(self._extend(c.rid, c.start + c.length, [token]))
         if dispatched.decoded_kB is not None:
             tokens_kB = np.atleast_2d(np.asarray(dispatched.decoded_kB))
             for d in dispatched.step.decodes:
                 tokens = tokens_kB[: d.count, d.slot].tolist()
-                emitted.append(self._texts.extend(d.rid, tokens))
+                emitted.append(self._extend(d.rid, d.position + 1, tokens))
         return tuple(emitted)
+
+    def _extend(self, rid: int, position: int, tokens: Sequence[int]) -> Emitted:
+        """Takes tokens from `position` of the request's text on."""
+        at = position - self._texts[rid].request.prompt_len
+        return self._texts.extend(rid, at, tokens)
 
     def run(self, slots: Slots | None, chunks: Chunks | None) -> Sampled:
         """Dispatches a step of this batch, whoever made it."""
@@ -121,21 +135,32 @@ class Instance:
 
     def _decode_many(self, slots: Slots, steps: int) -> jax.Array:
         with self.pool.lock:
-            tokens_kB, self._tokens_B, self.pool.kvs = self._programs.decode_many(
+            tokens_kB, self._tokens_B, self.pool.kvs[:] = self._programs.decode_many(
                 self._params, self.pool.kvs, self._tokens_B, slots, steps=steps
             )
         return tokens_kB
 
-    def _leaver(
-        self, step: Step, chunks: Sequence[Chunk], leave: Callable[[Send, Piece], None]
+    def _after_group(
+        self,
+        step: Step,
+        chunks: Sequence[Chunk],
+        leave: Callable[[Send], None],
+        join: Callable[[int], None],
     ) -> Callable[[int], None]:
-        """What a group's end sets off: the pieces of these chunks that leave with it."""
+        """What a group's end sets off: the pieces of these chunks that leave with it, and the
+        beginning of the next group. Others may use the pool while that waits for its pieces."""
         rids = {chunk.rid for chunk in chunks}
 
         def after_group(group: int) -> None:
             for send in step.sends:
                 if send.group == group and send.rid in rids:
-                    leave(send, self.pool.extract(send))
+                    leave(send)
+            if step.awaits and group + 1 < len(self._bounds):
+                self.pool.lock.release()
+                try:
+                    join(group + 1)
+                finally:
+                    self.pool.lock.acquire()
 
         return after_group
 
@@ -143,8 +168,12 @@ class Instance:
         T = token_bucket(max(chunk.length for chunk in chunks))
         batch = no_chunks(row_bucket(len(chunks)), T, self.pool.empty_table)
         for row, chunk in enumerate(chunks):
-            request, end = self._texts[chunk.rid].request, chunk.start + chunk.length
-            batch.tokens_CT[row, : chunk.length] = request.prompt[chunk.start : end]
+            text, end = self._texts[chunk.rid], chunk.start + chunk.length
+            request = text.request
+            if chunk.last:
+                self._texts.known(chunk.rid, end - request.prompt_len)
+            words = (*request.prompt, *text.tokens)
+            batch.tokens_CT[row, : chunk.length] = words[chunk.start : end]
             batch.table_Cn[row] = self.pool.table(chunk.rid)
             batch.start_C[row], batch.length_C[row] = chunk.start, chunk.length
             _set_sampling(batch.sampling, row, request)
@@ -157,8 +186,9 @@ class Instance:
             slots.position_B[d.slot], slots.count_B[d.slot] = d.position, d.count
             text = self._texts[d.rid]
             _set_sampling(slots.sampling, d.slot, text.request)
-            if d.position == text.request.prompt_len:  # its first decode: the token is prefill's
-                slots.fresh_B[d.slot], slots.is_fresh_B[d.slot] = text.tokens[0], True
+            if d.joined:
+                newest = text.tokens[d.position - text.request.prompt_len]
+                slots.fresh_B[d.slot], slots.is_fresh_B[d.slot] = newest, True
         return slots
 
     # --- warm-up -----------------------------------------------------------------------

@@ -1,57 +1,32 @@
 """The live backend: every instance works at its own pace on the wall clock.
 
-An instance has a worker, which dispatches its jobs in order, and a collector, which waits for
-them; between two instances there is a wire, which moves pieces in order. The loop's thread only
-decides. So nothing waits for what it does not need, and what an instance dispatches next may be
-on its way before what it dispatched last has been seen.
+An instance has a thread, which dispatches its jobs in order, and a collector, which waits for
+them; between two instances there is a wire, which moves pieces in order (engine.flights). The
+loop's thread only decides. So nothing waits for what it does not need, and what an instance
+dispatches next may be on its way before what it dispatched last has been seen.
 """
 
 import heapq
 import queue
-import threading
 import time
-from collections.abc import Callable
 from typing import Protocol
 
-import jax
-
-from pdjax.core.events import Action, Event, Landed, Send, Step, StepDone
+from pdjax.core.config import Config
+from pdjax.core.events import Action, Alarm, Cancel, Event, Send, Step, StepDone, TimeUp
+from pdjax.engine.flights import Flights
 from pdjax.engine.instance import Instance
+from pdjax.engine.threads import Threads
 from pdjax.engine.wires import Wires
-from pdjax.programs.transfer import Piece
-
-Job = Callable[[], None]
 
 
 class Served(Protocol):
     """What the backend needs of an engine."""
 
+    config: Config
     instances: dict[str, Instance]
     wires: Wires
 
     def note(self, message: Action | Event) -> None: ...
-
-
-class _Thread:
-    """Runs jobs in order. What a job raises is reported, and ends the run."""
-
-    def __init__(self, name: str, report: Callable[[BaseException], None]):
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._report = report
-        threading.Thread(target=self._run, name=name, daemon=True).start()
-
-    def do(self, job: Job) -> None:
-        self._jobs.put(job)
-
-    def stop(self) -> None:
-        self._jobs.put(None)
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                job()
-            except BaseException as error:  # the loop's thread raises it
-                self._report(error)
 
 
 class LiveBackend:
@@ -61,43 +36,49 @@ class LiveBackend:
         self._engine = engine
         self._begin_ns = time.monotonic_ns()
         self._last_ns = 0
-        self._scheduled: list[tuple[int, int, Event]] = []
+        self._scheduled: list[tuple[int, bool, int, Event]] = []  # (when, is last, number, what)
         self._sequence = 0
         self._pending = 0  # jobs whose event has not come out yet
         self._events: queue.SimpleQueue[tuple[int, Event] | BaseException] = queue.SimpleQueue()
-        names = [*engine.instances, *(f"{name} collector" for name in engine.instances)]
-        names += [_wire(a, b) for a in engine.instances for b in engine.instances if a != b]
-        self._threads = {name: _Thread(name, self._events.put) for name in names}
+        self._threads = Threads(self._events.put)
+        link = engine.config.transfer.link
+        self._flights = Flights(engine.wires, link, self._threads, self._now, self._post)
         self._free_ns = dict.fromkeys(engine.instances, 0)
 
     # --- core.loop.Backend ---------------------------------------------------------------
 
     def submit(self, event: Event, at_ns: int) -> None:
         self._engine.note(event)
-        heapq.heappush(self._scheduled, (at_ns, self._sequence, event))
-        self._sequence += 1
+        self._schedule(event, at_ns)
 
     def start(self, action: Action) -> None:
         self._engine.note(action)
-        if isinstance(action, Step):
-            self._pending += 1 + len(action.sends)
-            self._threads[action.instance].do(lambda: self._run_step(action))
-        elif isinstance(action, Send):
-            self._pending += 1
-            wires = self._engine.wires
-            self._threads[action.source].do(lambda: self._leave(action, wires.extract(action)))
+        match action:
+            case Step():
+                self._pending += 1 + len(action.sends)
+                for send in action.sends:
+                    self._flights.add(send)
+                self._threads.do(action.instance, lambda: self._run_step(action))
+            case Send():
+                self._pending += 1
+                self._flights.add(action)
+                self._threads.do(action.source, lambda: self._flights.leave(action))
+            case Cancel():
+                self._flights.cancel(action.send)
+            case Alarm():
+                self._schedule(TimeUp(), action.at_ns)
 
     def next_event(self) -> tuple[int, Event]:
         while True:
-            now = self._now()
-            if self._scheduled and self._scheduled[0][0] <= now:
-                at_ns, _, event = heapq.heappop(self._scheduled)
+            wait = self._seconds_to_scheduled()
+            due = wait is not None and wait <= 0
+            if due and not (self._alarm_is_next() and not self._events.empty()):
+                at_ns, _, _, event = heapq.heappop(self._scheduled)
                 return self._stamp(at_ns), event
             if not self._scheduled and not self._pending:
                 raise RuntimeError("nothing is left to happen, but requests are still open")
-            wait = (self._scheduled[0][0] - now) / 1e9 if self._scheduled else None
             try:
-                came = self._events.get(timeout=wait)
+                came = self._events.get(timeout=None if wait is None else max(wait, 0))
             except queue.Empty:
                 continue
             if isinstance(came, BaseException):
@@ -107,48 +88,53 @@ class LiveBackend:
 
     def close(self) -> None:
         """Ends the threads. What they would still hand on to each other is dropped."""
-        for thread in self._threads.values():
-            thread.stop()
+        self._flights.close()
+        self._threads.stop()
 
-    # --- jobs: each runs in a thread of its own instance or wire ----------------------------
+    # --- what faults.py does on purpose ----------------------------------------------------
+
+    def stall(self, instance: str, seconds: float) -> None:
+        """Nothing moves on the links into `instance` for so long (0: for ever)."""
+        self._flights.stall(instance, seconds)
+
+    def spoil(self, send: int) -> None:
+        """Damages piece `send`, which has not been started."""
+        self._engine.wires.spoil(send)
+
+    # --- steps -----------------------------------------------------------------------------
 
     def _run_step(self, step: Step) -> None:
-        instance = self._engine.instances[step.instance]
+        instance, flights = self._engine.instances[step.instance], self._flights
         dispatched_ns = self._now()
-        dispatched = instance.dispatch(step, self._leave)
+        dispatched = instance.dispatch(step, flights.leave, lambda group: flights.join(step, group))
 
         def collect() -> None:
             emitted = instance.collect(dispatched)
-            now = self._now()
             began_ns = max(dispatched_ns, self._free_ns[instance.name])
-            self._free_ns[instance.name] = now
-            self._post(now, StepDone(step.id, instance.name, began_ns, emitted))
+            done = StepDone(step.id, instance.name, began_ns, emitted)
+            self._free_ns[instance.name] = self._post(done)
 
-        self._threads[f"{instance.name} collector"].do(collect)
+        self._threads.do(f"{instance.name} collector", collect)
 
-    def _leave(self, send: Send, piece: Piece) -> None:
-        self._threads[_wire(send.source, send.target)].do(lambda: self._cross(send, piece))
+    # --- time --------------------------------------------------------------------------------
 
-    def _cross(self, send: Send, piece: Piece) -> None:
-        jax.block_until_ready(piece)
-        began_ns = self._now()
-        moved = jax.block_until_ready(self._engine.wires.move(send, piece))
-        self._threads[send.target].do(lambda: self._land(send, moved, began_ns))
+    def _schedule(self, event: Event, at_ns: int) -> None:
+        last = isinstance(event, TimeUp)
+        heapq.heappush(self._scheduled, (at_ns, last, self._sequence, event))
+        self._sequence += 1
 
-    def _land(self, send: Send, piece: Piece, began_ns: int) -> None:
-        landed = self._engine.wires.insert(send, piece)
+    def _seconds_to_scheduled(self) -> float | None:
+        return (self._scheduled[0][0] - self._now()) / 1e9 if self._scheduled else None
 
-        def collect() -> None:
-            jax.block_until_ready(landed)
-            nbytes = self._engine.wires.nbytes(send)
-            self._post(self._now(), Landed(send.rid, send.id, began_ns, nbytes))
+    def _alarm_is_next(self) -> bool:
+        """What has happened by now comes out before an alarm does."""
+        return isinstance(self._scheduled[0][3], TimeUp)
 
-        self._threads[f"{send.target} collector"].do(collect)
-
-    # --- helpers -----------------------------------------------------------------------
-
-    def _post(self, t_ns: int, event: Event) -> None:
-        self._events.put((t_ns, event))
+    def _post(self, event: Event) -> int:
+        """`event` has happened now; returns when that is."""
+        now_ns = self._now()
+        self._events.put((now_ns, event))
+        return now_ns
 
     def _now(self) -> int:
         return time.monotonic_ns() - self._begin_ns
@@ -157,7 +143,3 @@ class LiveBackend:
         """Times in the log never go back, though threads may overtake each other."""
         self._last_ns = max(self._last_ns, t_ns)
         return self._last_ns
-
-
-def _wire(source: str, target: str) -> str:
-    return f"{source} -> {target}"

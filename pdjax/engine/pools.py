@@ -3,7 +3,6 @@
 import functools
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -54,7 +53,7 @@ class PoolArrays:
         context: int,
         *,
         checksum: bool = False,
-        lock: AbstractContextManager | None = None,
+        lock: "threading.RLock | None" = None,
     ):
         self.layout, self.mesh, self.lock = layout, mesh, lock or threading.RLock()
         self.kvs = kv_pool.make_pool(layout, mesh)

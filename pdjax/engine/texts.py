@@ -47,17 +47,32 @@ class Texts:
             )
         self._texts[request.id] = Text(request)
 
-    def extend(self, rid: int, tokens: Sequence[int]) -> Emitted:
-        """Takes sampled tokens up to the one that ends the text; those after it never were."""
+    def known(self, rid: int, tokens: int) -> None:
+        """Forgets all but the first `tokens` tokens, which the client has: later ones were
+        sampled by steps that got lost, and will be sampled again."""
         text = self._texts[rid]
-        kept = []
-        for token in tokens:
-            if text.ended or len(text.tokens) == text.request.max_tokens:
+        if len(text.tokens) > tokens:
+            del text.tokens[tokens:]
+            text.ended = False
+
+    def finish(self, rid: int, tokens: int) -> None:
+        """The text ends with its first `tokens` tokens, whatever steps under way still say."""
+        self.known(rid, tokens)
+        self._texts[rid].ended = True
+
+    def extend(self, rid: int, at: int, tokens: Sequence[int]) -> Emitted:
+        """Takes sampled tokens number `at` and on, up to the one that ends the text; those after it
+        never were. One that the text already has stays as it is."""
+        text = self._texts[rid]
+        for token in tokens[max(len(text.tokens) - at, 0) :]:
+            gap = at > len(text.tokens)
+            if gap or text.ended or len(text.tokens) == text.request.max_tokens:
                 break
-            kept.append(token)
             text.tokens.append(token)
             text.ended = self._ends(text)
-        return Emitted(rid, tuple(kept), text.ended)
+        end = at + len(tokens)
+        stopped = text.ended and end >= len(text.tokens)
+        return Emitted(rid, tuple(text.tokens[at:end]), stopped)
 
     def _ends(self, text: Text) -> bool:
         sampling = text.request.sampling
