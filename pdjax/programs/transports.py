@@ -114,7 +114,7 @@ def _parts(x: jax.Array) -> dict[jax.Device, jax.Array]:
 
 @functools.cache
 def _blank(shape: tuple[int, ...], dtype: np.dtype, device: jax.Device) -> jax.Array:
-    return jnp.zeros(shape, dtype, device=device)
+    return jax.device_put(np.zeros(shape, dtype), device)
 
 
 @functools.cache
@@ -146,7 +146,9 @@ def _exchange(
     def exchange(arrays: list[jax.Array]) -> list[jax.Array]:
         spec = Spec("device")
         on_each = jax.shard_map(local, mesh=union, in_specs=spec, out_specs=spec, check_vma=False)
-        return [on_each(x) for x in arrays]
+        # As bits: XLA widens bfloat16 on its way over some backends, and changes a NaN by it.
+        bits = jnp.dtype(f"uint{8 * arrays[0].dtype.itemsize}")
+        return [on_each(x.view(bits)).view(x.dtype) for x in arrays]
 
     return union, exchange
 
