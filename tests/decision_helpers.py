@@ -1,33 +1,53 @@
 """Placements of hand-checkable size and two ways to drive their decisions: `Driven` lets a test
 say what happens next, `served` runs the loop in virtual time. Either log goes to the referee."""
 
-from collections import Counter
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from referee import Referee
 
-from pdjax.core.config import Clock, Link, Placement, Pool, Role, Routing, Transfer
+from pdjax.core.config import (
+    Cache,
+    Clock,
+    Link,
+    Placement,
+    Pool,
+    Recovery,
+    Role,
+    Routing,
+    Transfer,
+    pool_owner,
+)
 from pdjax.core.events import (
     AbortAsked,
     Action,
+    Alarm,
     Arrived,
+    Cancel,
+    Down,
     Emitted,
     Event,
     Landed,
     Record,
     Send,
+    SendFailed,
     Step,
     StepDone,
+    TimeUp,
+    Up,
 )
 from pdjax.core.loop import serve
+from pdjax.core.prefix import hash_blocks
 from pdjax.core.request import Request, SamplingParams
 from pdjax.core.scheduler import Scheduler
+from pdjax.core.state import Instance
 from pdjax.cost import Cost, affine
 from pdjax.virtual import Compute, VirtualBackend
 
 MS = 1_000_000
 PAGE = 3  # tokens
 CONTEXT = 40
+MANY_RECORDS = 20_000  # more than any run of a few requests has
 CLOCK = Clock(
     kind="modelled",
     step_s=0.01,
@@ -71,38 +91,52 @@ PLACEMENTS: Mapping[str, Placement] = {
 }
 
 
-def request(rid: int, prompt_len: int = 4, max_tokens: int = 3, at_ms: int = 0) -> Request:
+def request(rid: int, prompt_len: int = 4, max_tokens: int = 3, at_ms: int = 0, *,
+            text: Sequence[int] | None = None, block: int = PAGE) -> Request:  # fmt: skip
+    """A request; with `text`, whose token ids are its prompt, one that a prefix cache knows."""
     sampling = SamplingParams(max_tokens=max_tokens)
-    return Request(rid, at_ms * MS, prompt_len, sampling, client_id="same for all")
+    blocks, tail = hash_blocks(text or (), block)
+    length = prompt_len if text is None else len(text)
+    return Request(
+        rid, at_ms * MS, length, sampling, "same for all", blocks=tuple(blocks), tail=tuple(tail)
+    )
 
 
 def counting(stops: Mapping[int, int] | None = None) -> Compute:
-    """The tokens of every request are 0, 1, 2, ...; `stops` says after how many a text ends."""
-    said: Counter[int] = Counter()
+    """The tokens of every request are 0, 1, 2, ...: which one a step says follows from where it
+    stands in the text, so what is computed again says the same. `stops` says after how many
+    tokens a text ends."""
+    prompt_lens: dict[int, int] = {}  # the first last chunk of a request ends its prompt
 
-    def say(rid: int, count: int) -> Emitted:
+    def say(rid: int, position: int, count: int) -> Emitted:
+        first = position - prompt_lens[rid]
         end = (stops or {}).get(rid, CONTEXT)
-        first = said[rid]
-        said[rid] = min(first + count, end)
-        return Emitted(rid, tuple(range(first, said[rid])), said[rid] == end)
+        tokens = tuple(range(first, min(first + count, end)))
+        return Emitted(rid, tokens, first + count >= end)
 
     def compute(action: Action) -> tuple[Emitted, ...]:
         if not isinstance(action, Step):
             return ()
-        first = [say(chunk.rid, 1) for chunk in action.chunks if chunk.last]
-        return (*first, *(say(work.rid, work.count) for work in action.decodes))
+        ends = {chunk.rid: chunk.start + chunk.length for chunk in action.chunks if chunk.last}
+        for rid, end in ends.items():
+            prompt_lens.setdefault(rid, end)
+        first = [say(rid, end, 1) for rid, end in ends.items()]
+        return (*first, *(say(d.rid, d.position + 1, d.count) for d in action.decodes))
 
     return compute
 
 
 def scheduler_for(placement: Placement, *, groups: int = 1, schedule: str = "layerwise",
-                  prefill_router: str = "shortest_queue",
-                  decode_router: str = "shortest_queue") -> Scheduler:  # fmt: skip
+                  credits: int = 0, prefill_router: str = "shortest_queue",
+                  decode_router: str = "shortest_queue", cache: Cache | None = None,
+                  recovery: Recovery | None = None) -> Scheduler:  # fmt: skip
     return Scheduler(
         placement,
         context=CONTEXT,
-        transfer=Transfer(schedule=schedule, groups=groups),
+        transfer=Transfer(schedule=schedule, groups=groups, credits=credits),
         routing=Routing(prefill_router, decode_router),
+        cache=cache or Cache(),
+        recovery=recovery or Recovery(),
     )
 
 
@@ -126,38 +160,66 @@ def served(scheduler: Scheduler, requests: Iterable[Request], *,
     backend = VirtualBackend(cost, counting(stops), lambda event: None)
     for rid, at_ms in aborts:
         backend.submit(AbortAsked(rid), at_ms * MS)
-    return list(serve(Listed(requests), backend, scheduler))
+    log = list(itertools.islice(serve(Listed(requests), backend, scheduler), MANY_RECORDS))
+    assert len(log) < MANY_RECORDS, "it goes round in circles"
+    return log
 
 
 class Driven:
-    """A scheduler whose steps end and whose pieces land when the test says so.
+    """A scheduler whose steps end and whose pieces land, fail or get lost when the test says so.
 
-    Every call returns the actions that it caused. `log` is the run so far, a time unit per event.
+    Every call returns the actions that it caused. `log` is the run so far, a nanosecond per event;
+    alarms ring when it is their time, or when a test lets time pass.
     """
 
     def __init__(self, placement: Placement, *, stops: Mapping[int, int] | None = None, **options):
-        self._placement = placement
+        self._placement, self._options = placement, options
         self.scheduler = scheduler_for(placement, **options)
         self.running: dict[int, Step] = {}
-        self.flying: dict[int, Send] = {}
+        self.flying: dict[int, Send] = {}  # those that were dropped or cancelled too
+        self.dropped: set[int] = set()
+        self.cancelled: set[int] = set()
+        self.alarms: list[int] = []
         self.log: list[Record] = []
+        self.now = -1
         self._compute = counting(stops)
-        self._events = 0
+
+    # --- what happens ----------------------------------------------------------------------
 
     def tell(self, event: Event) -> list[Action]:
-        actions = self.scheduler.on_event(event, self._events)
-        self.log += [Record(self._events, body) for body in (event, *actions)]
-        self._events += 1
+        early = self._ring(until=self.now)
+        self.now += 1
+        return early + self._tell(event) + self._ring(until=self.now)
+
+    def tell_together(self, events: Iterable[Event]) -> list[Action]:
+        """Events of one moment, in this order."""
+        self.now += 1
+        return [action for event in events for action in self._tell(event)]
+
+    def _ring(self, until: int) -> list[Action]:
+        actions: list[Action] = []
+        while self.alarms and min(self.alarms) <= until:
+            self.alarms.remove(min(self.alarms))
+            actions += self._tell(TimeUp())
+        return actions
+
+    def _tell(self, event: Event) -> list[Action]:
+        actions = self.scheduler.on_event(event, self.now)
+        self.log += [Record(self.now, body) for body in (event, *actions)]
         for action in actions:
             if isinstance(action, Step):
                 self.running[action.id] = action
                 self.flying |= {send.id: send for send in action.sends}
             elif isinstance(action, Send):
                 self.flying[action.id] = action
+            elif isinstance(action, Cancel) and action.send in self.flying:
+                self.cancelled.add(action.send)
+            elif isinstance(action, Alarm):
+                self.alarms.append(action.at_ns)
         return actions
 
-    def arrive(self, rid: int, prompt_len: int = 4, max_tokens: int = 3) -> list[Action]:
-        return self.tell(Arrived(request(rid, prompt_len, max_tokens)))
+    def arrive(self, rid: int, prompt_len: int = 4, max_tokens: int = 3, **how) -> list[Action]:
+        return self.tell(Arrived(request(rid, prompt_len, max_tokens, **how)))
 
     def abort(self, rid: int) -> list[Action]:
         return self.tell(AbortAsked(rid))
@@ -165,25 +227,85 @@ class Driven:
     def end_step(self, instance: str = "") -> list[Action]:
         """Ends the step that runs longest, of `instance` if that is given."""
         steps = self.running.values()
-        step = next(step for step in steps if step.instance.startswith(instance))
-        del self.running[step.id]
-        return self.tell(StepDone(step.id, step.instance, 0, self._compute(step)))
+        return self.tell(self.done(next(s for s in steps if s.instance.startswith(instance))))
 
     def land(self, send_id: int | None = None) -> list[Action]:
         """Lands a piece, or the one that left first."""
-        send = self.flying.pop(min(self.flying) if send_id is None else send_id)
-        return self.tell(Landed(send.rid, send.id, 0, send.length))
+        return self.tell(self.landed(min(self.flying) if send_id is None else send_id))
+
+    def fail(self, send_id: int | None = None, why: str = "the link broke") -> list[Action]:
+        """A piece, or the one that left first, does not arrive."""
+        return self.tell(self.failed(min(self.flying) if send_id is None else send_id, why))
+
+    def drop(self, send_id: int | None = None) -> None:
+        """Nothing will be heard of a piece, or of the one that left first, until it is given up."""
+        self.dropped.add(min(self.flying) if send_id is None else send_id)
+
+    def down(self, instance: str, returns: bool = False) -> list[Action]:
+        """With an instance die its pool and all who work on that."""
+        pool = pool_owner(instance, self._placement)
+        dead = [i for i in self.scheduler.instances if pool_owner(i, self._placement) == pool]
+        self.running = {i: s for i, s in self.running.items() if s.instance not in dead}
+        for send in list(self.flying.values()):
+            if {send.source.removesuffix(".host"), send.target.removesuffix(".host")} & {*dead}:
+                self._take(send.id)
+        return self.tell(Down(instance, returns))
+
+    def up(self, instance: str) -> list[Action]:
+        return self.tell(Up(instance))
+
+    def wait(self) -> list[Action]:
+        """Nothing happens until the next alarm rings."""
+        self.now = max(self.now, min(self.alarms))
+        return self._ring(until=self.now)
+
+    # --- events, taken from what goes on -------------------------------------------------------
+
+    def done(self, step: Step) -> StepDone:
+        del self.running[step.id]
+        return StepDone(step.id, step.instance, 0, self._compute(step))
+
+    def landed(self, send_id: int) -> Landed:
+        send = self._take(send_id)
+        return Landed(send.rid, send.id, 0, send.length)
+
+    def failed(self, send_id: int, why: str = "the link broke") -> SendFailed:
+        why = "cancelled" if send_id in self.cancelled else why
+        return SendFailed(self._take(send_id).rid, send_id, why)
+
+    def _take(self, send_id: int) -> Send:
+        self.dropped.discard(send_id)
+        self.cancelled.discard(send_id)
+        return self.flying.pop(send_id)
+
+    @property
+    def can_end(self) -> list[Step]:
+        """The oldest step of every instance, unless it awaits what is still on its way."""
+        oldest = {step.instance: step for step in reversed(self.running.values())}
+        ready = [s for s in oldest.values() if not set(s.awaits) & self.flying.keys()]
+        return sorted(ready, key=lambda s: s.id)
 
     def drain(self) -> list[Action]:
-        """Lands every piece and ends every step until nothing is left to happen."""
+        """Ends all that can end, lets time pass where only that helps, until nothing is left."""
         actions = []
+        end = self.now + 5000
         while self.running or self.flying:
-            actions += self.land() if self.flying else self.end_step()
+            assert self.now < end, "it goes round in circles"
+            lands = sorted(self.flying.keys() - self.dropped - self.cancelled)
+            if self.cancelled:
+                actions += self.fail(min(self.cancelled))
+            elif lands:
+                actions += self.land(lands[0])
+            elif self.can_end:
+                actions += self.end_step(self.can_end[0].instance)
+            else:
+                assert self.alarms, "nothing will ever happen again"
+                actions += self.wait()
         return actions
 
     def check(self) -> None:
         """To be called at the end: nothing is open and the log kept every law."""
-        check_run(self.log, self._placement, self.scheduler)
+        check_run(self.log, self._placement, self.scheduler, **self._options)
 
 
 def of_type(kind: type, actions: Iterable[object]) -> list:
@@ -199,16 +321,32 @@ def work(actions: Iterable[object]) -> list[tuple[str, tuple]]:
     return [(s.instance, s.chunks + s.decodes) for s in of_type(Step, actions)]
 
 
-def check_run(log: Sequence[Record], placement: Placement, scheduler: Scheduler) -> None:
-    """The log kept every law, and the scheduler that made it is as it was before the run."""
-    referee = Referee(placement)
+def check_run(log: Sequence[Record], placement: Placement, scheduler: Scheduler, *,
+              credits: int = 0, cache: Cache | None = None, recovery: Recovery | None = None,
+              **others) -> None:  # fmt: skip
+    """The log kept every law, and the scheduler that made it is as it was before the run. The
+    options are those of scheduler_for."""
+    groups = max((r.body.groups for r in log if isinstance(r.body, Send)), default=1)
+    steps = [r.body for r in log if isinstance(r.body, Step)]
+    groups = max([groups, *(send.groups for step in steps for send in step.sends)])
+    transfer = Transfer(groups=groups, credits=credits)
+    referee = Referee(placement, transfer=transfer, cache=cache, recovery=recovery)
     for record in log:
-        referee.observe(record.body)
+        referee.observe(record.body, record.t_ns)
     referee.end()
     assert scheduler.idle
     for instance in scheduler.instances.values():
-        assert instance.pool.free == instance.pool.largest_run == instance.pool.pages
-        assert instance.slots == [None] * len(instance.slots)
-        assert instance.free_slots == len(instance.slots)
-        assert instance.load == (0, 0)
-        assert not (instance.queue or instance.prompts or instance.ready or instance.running)
+        assert_unused(instance)
+
+
+def assert_unused(instance: Instance) -> None:
+    """No page, slot or place in a queue is taken."""
+    pools = [instance.pool, *([instance.host] if instance.host else [])]
+    for each in pools:
+        assert each.free == each.largest_run == each.pages, each.name
+    assert instance.slots == [None] * len(instance.slots)
+    assert instance.free_slots == len(instance.slots)
+    assert instance.load == (0, 0)
+    assert instance.running == instance.landing == 0
+    waiting = instance.queue, instance.loading, instance.prompts, instance.ready, instance.swapped
+    assert not any(waiting)

@@ -1,203 +1,431 @@
 """What every log must keep, whatever was decided. The referee reads events and actions only; it
 shares no code with the scheduler and knows nothing of its policies."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 
-from pdjax.core.config import Placement
+from referee_memory import HOST, Memory, Token, Writer
+
+from pdjax.core.config import Cache, Placement, Recovery, Role, Transfer, instances_of, role_of
 from pdjax.core.events import (
     AbortAsked,
     Action,
+    Alarm,
     Arrived,
+    Cancel,
     Chunk,
     Decode,
+    Down,
     Event,
     Finish,
+    Grow,
     Hold,
-    KVHandle,
     Landed,
+    Preempt,
     Refuse,
     Release,
+    Retry,
+    Reuse,
     Send,
+    SendFailed,
     Step,
     StepDone,
+    TimeUp,
+    Up,
 )
+from pdjax.core.prefix import extend
 from pdjax.core.request import Request
 
 
 class Referee:
     """Follows one run; an AssertionError names the law that was broken."""
 
-    def __init__(self, placement: Placement):
-        self._placement = placement
-        self._free: dict[str, set[int]] = {}
-        for name, role in placement.items():
-            for i in range(role.instances):
-                if not role.pool_of:
-                    self._free[f"{name}/{i}"] = set(range(role.pool.pages))
-        self._full = {pool: len(pages) for pool, pages in self._free.items()}
-        self._releases: Counter[tuple[str, int]] = Counter()  # of each page
-        self._held: dict[tuple[int, str], KVHandle] = {}
+    def __init__(
+        self,
+        placement: Placement,
+        *,
+        transfer: Transfer | None = None,
+        cache: Cache | None = None,
+        recovery: Recovery | None = None,
+    ):
+        self._placement, self._transfer = placement, transfer or Transfer()
+        self._cache, self._recovery = cache or Cache(), recovery or Recovery()
+        self._lease_ns = round(self._recovery.lease_s * 1e9)
+        self._groups = range(self._transfer.groups)
+        self._memory = Memory(placement, len(self._groups), self._same)
         self._requests: dict[int, Request] = {}
+        self._chains: dict[int, tuple[list[int], tuple[int, ...]]] = {}  # as core.prefix has them
         self._aborted: set[int] = set()
         self._stopped: set[int] = set()
         self._ended: dict[int, Finish | Refuse] = {}
         self._running: dict[int, Step] = {}
+        self._began: dict[int, int] = {}
+        self._void: set[tuple[int, int]] = set()  # (step, request): its token is worth nothing
         self._flying: dict[int, Send] = {}
-        self._dispatched: Counter[int] = Counter()  # prompt tokens by request
-        self._computed: Counter[int] = Counter()
-        self._home: dict[int, str] = {}  # the pool where a prompt was computed
+        self._cancelled: set[int] = set()
+        self._progress: dict[int, int] = {}  # when something last left or landed, by request
+        self._alarms: list[int] = []
         self._asked: Counter[int] = Counter()  # output tokens by request
         self._seen: Counter[int] = Counter()
-        self._sent: set[tuple[int, int, int]] = set()  # (request, token, layer group)
-        self._landed: defaultdict[tuple[int, str], Counter[int]] = defaultdict(Counter)
         self._seats: dict[tuple[str, int], int] = {}
-        self._groups = 0  # layer groups, as sends tell
+        self._accepted: set[tuple[int, str]] = set()  # hand-offs that have not decoded, by pool
+        self._preempted: dict[int, Preempt] = {}  # and not yet gone on
+        self._again: set[int] = set()  # was preempted or tried again
+        self._retries: Counter[int] = Counter()
+        self._hurt: set[int] = set()  # lost something to a failure
+        self._down: set[str] = set()
+        self._now = 0
 
-    def observe(self, body: Event | Action) -> None:
+    def observe(self, body: Event | Action, t_ns: int = 0) -> None:
+        if isinstance(body, Event):
+            self._between_events()
+        assert t_ns >= self._now, "time does not go back"
+        self._now = t_ns
         match body:
             case Arrived():
-                assert body.request.id not in self._requests, "ids are unique"
-                self._requests[body.request.id] = body.request
+                self._arrive(body.request)
             case AbortAsked():
                 self._aborted.add(body.rid)
             case StepDone():
                 self._step_done(body)
-            case Landed():
-                self._land(self._flying.pop(body.send))
+            case Landed() | SendFailed():
+                self._send_done(body)
+            case Down():
+                self._go_down(body.instance)
+            case Up():
+                self._down -= self._on_the_pool_of(body.instance)
+            case TimeUp():
+                self._time_up()
             case Hold():
-                self._hold(body.handle)
+                self._hold(body)
+            case Grow():
+                assert body.handle.rid not in self._ended
+                self._memory.grow(body.handle)
             case Release():
                 self._release(body)
             case Send():
-                assert body.start + body.length <= self._computed[body.rid], "sent before computed"
-                self._send(body)
+                self._send(body, within=None)
+            case Cancel():
+                assert body.send not in self._cancelled, "cancelled twice"
+                self._cancelled.add(body.send)
             case Step():
                 self._step(body)
+            case Reuse():
+                self._reuse(body)
+            case Preempt():
+                self._preempt(body)
+            case Retry():
+                self._retry(body)
+            case Alarm():
+                assert body.at_ns >= t_ns, "an alarm for the past"
+                self._alarms.append(body.at_ns)
             case Finish():
                 self._finish(body)
             case Refuse():
                 self._end(body)
 
     def end(self) -> None:
+        self._between_events()
         assert not self._running and not self._flying, "nothing goes on after the end"
-        assert not self._held, "what was held is released"
-        assert {pool: len(pages) for pool, pages in self._free.items()} == self._full
+        assert self._memory.empty, "what was held is released"
         assert self._ended.keys() == self._requests.keys(), "every request ends"
 
-    # --- memory --------------------------------------------------------------------------
+    def _between_events(self) -> None:
+        """What holds whenever all that an event caused has been said."""
+        for instance in self._down:
+            pool = self._memory.pool(instance)
+            assert not self._memory.holders(pool), "pages of a dead instance are held"
+        if self._lease_ns:
+            waited = [s for s in self._flying.values() if s.id not in self._cancelled]
+            assert self._alarms or not waited, "nobody will look at what is on its way"
+            for send in waited:
+                over = self._progress[send.rid] + self._lease_ns < self._now
+                assert not over, "on its way for longer than the lease"
 
-    def _hold(self, handle: KVHandle) -> None:
-        role = self._placement[handle.pool.split("/")[0]]
-        pages = handle.pages
-        assert set(pages) <= self._free[handle.pool], "a page has one owner"
+    # --- texts -----------------------------------------------------------------------------
+
+    def _arrive(self, request: Request) -> None:
+        assert request.id not in self._requests, "ids are unique"
+        self._requests[request.id] = request
+        self._chains[request.id] = list(request.blocks), request.tail
+
+    def _same(self, token: Token, rid: int) -> bool:
+        if token.rid == rid:
+            return True
+        block = token.position // self._cache.block
+        chains = [self._chains[each][0] for each in (token.rid, rid)]
+        return all(len(c) > block for c in chains) and chains[0][block] == chains[1][block]
+
+    def _say(self, rid: int, tokens: tuple[int, ...]) -> None:
+        self._seen[rid] += len(tokens)
+        blocks, tail = self._chains[rid]
+        if blocks or tail:
+            new, tail = extend(blocks[-1] if blocks else None, tail, tokens, self._cache.block)
+            self._chains[rid] = [*blocks, *new], tail
+
+    # --- memory ----------------------------------------------------------------------------
+
+    def _role(self, instance: str) -> Role:
+        return self._placement[role_of(instance)]
+
+    def _hold(self, hold: Hold) -> None:
+        handle = hold.handle
         assert handle.rid not in self._ended
-        assert (handle.rid, handle.pool) not in self._held
-        assert handle.generations == tuple(self._releases[handle.pool, page] for page in pages)
-        assert handle.capacity == len(pages) * role.pool.page_size
-        if role.pool.form == "slab":
-            assert pages == tuple(range(pages[0], pages[0] + len(pages))), "a slab is contiguous"
-        self._free[handle.pool] -= set(pages)
-        self._held[handle.rid, handle.pool] = handle
+        assert handle.pool.removesuffix(HOST) not in self._down, "no memory where all is lost"
+        assert self._cache.prefix or not handle.shared, "no cache, nothing shared"
+        self._memory.hold(handle)
+        if handle.shared < len(handle.pages):  # no loan
+            self._accept(handle.rid, handle.pool)
+
+    def _accept(self, rid: int, pool: str) -> None:
+        """Counts hand-offs against the credits of the decode instance that takes them."""
+        owners = [i for i in instances_of(self._placement) if self._memory.pool(i) == pool]
+        roles = [self._role(i) for i in owners]
+        if any(r.prefills_here for r in roles) or not roles or rid in self._preempted:
+            return
+        self._accepted.add((rid, pool))
+        waiting = sum(where == pool and r not in self._ended for r, where in self._accepted)
+        credits = self._transfer.credits
+        assert not credits or waiting <= credits * len(owners), "more hand-offs than credits"
 
     def _release(self, release: Release) -> None:
-        handle = self._held.pop((release.rid, release.pool))
         for step in self._running.values():
             names = {work.rid for work in (*step.chunks, *step.decodes)}
-            uses = release.rid in names and self._pool(step.instance) == release.pool
+            uses = release.rid in names and self._memory.pool(step.instance) == release.pool
             assert not uses, "released while a step uses it"
         for send in self._flying.values():
-            ends = self._pool(send.source), self._pool(send.target)
-            assert send.rid != release.rid or release.pool not in ends, (
+            ends = self._memory.pool(send.source), self._memory.pool(send.target)
+            dead = release.pool.removesuffix(HOST) in self._down
+            assert send.rid != release.rid or release.pool not in ends or dead, (
                 "released while a piece flies"
             )
-        for page in handle.pages:
-            self._releases[release.pool, page] += 1
-        self._free[release.pool] |= set(handle.pages)
+        self._memory.release(release.rid, release.pool)
+        self._accepted.discard((release.rid, release.pool))
 
-    def _pool(self, instance: str) -> str:
-        role, i = instance.split("/")
-        return f"{self._placement[role].pool_of or role}/{i}"
+    def _reuse(self, reuse: Reuse) -> None:
+        assert self._cache.prefix
+        handle = self._memory.handle(reuse.rid, reuse.instance)
+        assert 0 < reuse.tokens <= handle.capacity
+        if reuse.how != "remote":
+            size = handle.capacity // len(handle.pages)
+            assert reuse.tokens == handle.shared * size, "reused is what is shared"
 
-    def _capacity(self, rid: int, instance: str) -> int:
-        return self._held[rid, self._pool(instance)].capacity
-
-    # --- steps and sends -------------------------------------------------------------------
+    # --- steps -----------------------------------------------------------------------------
 
     def _step(self, step: Step) -> None:
-        role = self._placement[step.instance.split("/")[0]]
+        role = self._role(step.instance)
         beside = [s for s in self._running.values() if s.instance == step.instance]
+        assert step.instance not in self._down, "no work for the dead"
         assert len(beside) <= role.lag, "more steps at once than the lag allows"
         assert step.chunks or step.decodes
         assert role.mixed or not (step.chunks and step.decodes), "only a mixed step has both"
         assert sum(chunk.length for chunk in step.chunks) <= role.chunk
         assert step.steps == max((work.count for work in step.decodes), default=1) <= role.steps
         assert step.steps == 1 or not step.chunks
+        self._running[step.id], self._began[step.id] = step, self._now
+        for send_id in step.awaits:
+            assert self._memory.pool(step.instance) == self._memory.pool(
+                self._flying[send_id].target
+            ), "awaits what goes elsewhere"
         for chunk in step.chunks:
             self._chunk(chunk, step)
         for work in step.decodes:
             assert 0 <= work.slot < role.slots
             self._decode(work, step)
         for send in step.sends:
-            assert (send.start, send.length) in {
-                (c.start, c.length) for c in step.chunks if c.rid == send.rid
-            }, "what leaves from inside a step is what the step computes"
-            self._send(send)
-        self._running[step.id] = step
+            assert send.source == step.instance
+            self._send(send, within=step)
+
+    def _before(self, step: Step, writer: Writer) -> bool:
+        """Whether the writer is done before the step reads: it ran there before, or is awaited."""
+        kind, number = writer
+        if kind == "step":
+            return self._running[number].instance == step.instance
+        return number in step.awaits
+
+    def _work_on(self, rid: int, start: int, end: int, step: Step) -> None:
+        assert rid not in self._ended, "an ended request gets no work"
+        handle = self._memory.handle(rid, step.instance)
+        self._memory.read(
+            handle, 0, start, groups=self._groups, after=lambda w: self._before(step, w)
+        )
+        self._memory.write(handle, start, end, ("step", step.id), self._groups)
 
     def _chunk(self, chunk: Chunk, step: Step) -> None:
         rid, end = chunk.rid, chunk.start + chunk.length
-        page = self._placement[self._pool(step.instance).split("/")[0]].pool.page_size
-        assert rid not in self._ended, "an ended request gets no work"
-        assert chunk.length > 0 and chunk.start == self._dispatched[rid]
-        assert chunk.last == (end == self._requests[rid].prompt_len)
-        assert chunk.last or end % page == 0, "the next chunk starts on a page of its own"
-        assert end <= self._capacity(rid, step.instance)
-        self._dispatched[rid] = end
-        self._home[rid] = self._pool(step.instance)
-        self._asked[rid] += chunk.last
+        page = self._memory.handle(rid, step.instance)
+        assert chunk.length > 0
+        assert chunk.last or end % (page.capacity // len(page.pages)) == 0, "ends within a page"
+        text = self._requests[rid].prompt_len + self._asked[rid]
+        assert chunk.last == (end == text), "the last chunk ends the text"
+        self._work_on(rid, chunk.start, end, step)
+        preempted = self._preempted.get(rid)
+        if not self._role(step.instance).prefills_here:
+            assert preempted == Preempt(rid, step.instance, "recompute"), "a decode role prefills"
+        if chunk.last:
+            assert self._asked[rid] == self._seen[rid] < self._requests[rid].max_tokens
+            self._asked[rid] += 1
+            if preempted and preempted.how == "recompute":
+                del self._preempted[rid]
 
     def _decode(self, work: Decode, step: Step) -> None:
         rid, request = work.rid, self._requests[work.rid]
-        assert rid not in self._ended, "an ended request gets no work"
-        assert self._computed[rid] == request.prompt_len
-        pool = self._pool(step.instance)
-        if pool != self._home[rid]:
-            counts = self._landed[rid, pool]
-            assert counts == dict.fromkeys(range(request.prompt_len), self._groups)
         assert work.position == request.prompt_len + self._asked[rid] - 1
+        assert self._asked[rid] > 0, "decoded before the first token"
         assert 0 < work.count <= request.max_tokens - self._asked[rid], "more tokens than asked for"
-        assert work.position + work.count <= self._capacity(rid, step.instance)
-        before = self._seats.setdefault((step.instance, work.slot), rid)
-        if before != rid:
+        self._work_on(rid, work.position, work.position + work.count, step)
+        seat = step.instance, work.slot
+        before = self._seats.get(seat)
+        assert work.joined == (before != rid), "`joined` says who has just come"
+        if before is not None and before != rid:
             assert before in self._ended, "a slot has one request"
-            steps = self._running.values()
-            assert all(before != d.rid for s in steps for d in s.decodes), "its last step goes on"
-            self._seats[step.instance, work.slot] = rid
+        others = [s for s in self._running.values() if s is not step and s.instance == seat[0]]
+        assert all(d.rid == rid for s in others for d in s.decodes if d.slot == work.slot), (
+            "the last step of the one before goes on"
+        )
+        self._seats[seat] = rid
         self._asked[rid] += work.count
-
-    def _send(self, send: Send) -> None:
-        assert send.rid not in self._ended
-        assert 0 <= send.group < send.groups
-        assert self._pool(send.source) == self._home[send.rid] != self._pool(send.target)
-        assert send.start + send.length <= self._capacity(send.rid, send.target)
-        pieces = {(send.rid, send.start + i, send.group) for i in range(send.length)}
-        assert not pieces & self._sent, "everything is sent once"
-        self._sent |= pieces
-        self._flying[send.id] = send
-        self._groups = send.groups
-
-    def _land(self, send: Send) -> None:
-        counts = self._landed[send.rid, self._pool(send.target)]
-        counts.update(range(send.start, send.start + send.length))
+        self._accepted.discard((rid, self._memory.pool(step.instance)))
+        self._preempted.pop(rid, None)
 
     def _step_done(self, done: StepDone) -> None:
-        step = self._running.pop(done.step)
-        for chunk in step.chunks:
-            self._computed[chunk.rid] += chunk.length
+        step = self._running.pop(done.step, None)
+        if step is None:
+            return  # told twice
+        self._memory.settle(("step", step.id))
+        ends = {c.rid: c.start + c.length for c in step.chunks if c.last}
+        first = ends | {d.rid: d.position + 1 for d in step.decodes}
         for emitted in done.emitted:
-            if emitted.rid not in self._ended:
-                self._seen[emitted.rid] += len(emitted.tokens)
-                self._stopped |= {emitted.rid} if emitted.stopped else set()
+            rid = emitted.rid
+            if rid in self._ended or (step.id, rid) in self._void:
+                continue
+            if emitted.tokens:
+                index = first[rid] - self._requests[rid].prompt_len
+                assert index == self._seen[rid], "a token is said twice, or left out"
+            self._say(rid, emitted.tokens)
+            self._stopped |= {rid} if emitted.stopped else set()
+
+    # --- pieces ----------------------------------------------------------------------------
+
+    def _send(self, send: Send, within: Step | None) -> None:
+        rid, end = send.rid, send.start + send.length
+        assert rid not in self._ended
+        assert send.length > 0 and send.groups in (1, len(self._groups))
+        self._check_ends(send)
+        source, target = (self._memory.handle(rid, name) for name in (send.source, send.target))
+        assert source.pool != target.pool, "nothing is sent to where it is"
+        groups = self._groups if send.groups == 1 else [send.group]
+        self._memory.read(
+            source,
+            send.start,
+            end,
+            groups=groups,
+            after=lambda w: within is not None and self._before(within, w),
+        )
+        again = rid in self._again or not self._memory.has(target, send.start, end, groups)
+        assert again, "everything is sent once"
+        self._memory.write(target, send.start, end, ("send", send.id), groups)
+        self._flying[send.id] = send
+        self._progress[rid] = self._now
+
+    def _check_ends(self, send: Send) -> None:
+        ends = [name.removesuffix(HOST) for name in (send.source, send.target)]
+        assert not self._down & set(ends), "nothing goes to or from the dead"
+        match send.purpose:
+            case "hand_off":
+                assert self._role(send.source).prefills_here
+                assert self._role(send.target).decodes_here
+            case "load":
+                assert self._role(send.target).prefills_here
+            case "swap_out":
+                assert send.target == send.source + HOST
+            case "swap_in":
+                assert send.source == send.target + HOST
+
+    def _send_done(self, done: Landed | SendFailed) -> None:
+        send = self._flying.pop(done.send, None)
+        if send is None:
+            return  # told twice, or too late
+        self._memory.settle(("send", send.id), arrived=isinstance(done, Landed))
+        self._progress[send.rid] = self._now
+        if isinstance(done, SendFailed):
+            self._lost(send)
+
+    def _lost(self, send: Send) -> None:
+        self._hurt.add(send.rid)
+        for step in self._running.values():
+            if send.id in step.awaits:
+                self._forget(step, send.rid)
+
+    def _forget(self, step: Step, rid: int) -> None:
+        """What the step says of this request is worth nothing any more."""
+        self._void.add((step.id, rid))
+        self._asked[rid] = self._seen[rid]
+
+    # --- failures and pressure -------------------------------------------------------------
+
+    def _on_the_pool_of(self, instance: str) -> set[str]:
+        pool = self._memory.pool(instance)
+        return {i for i in instances_of(self._placement) if self._memory.pool(i) == pool}
+
+    def _go_down(self, instance: str) -> None:
+        """With the instance die its pool and all who work on that."""
+        dead = self._count_as_dead(instance)
+        for send in list(self._flying.values()):
+            if dead & {send.source.removesuffix(HOST), send.target.removesuffix(HOST)}:
+                del self._flying[send.id]
+                self._memory.settle(("send", send.id), arrived=False)
+                self._lost(send)
+
+    def _count_as_dead(self, instance: str) -> set[str]:
+        dead = self._on_the_pool_of(instance)
+        self._down |= dead
+        self._hurt |= set(self._memory.holders(self._memory.pool(instance)))
+        for name in dead:
+            self._memory.lose(name)
+        for step in [s for s in self._running.values() if s.instance in dead]:
+            for work in (*step.chunks, *step.decodes):
+                self._forget(step, work.rid)
+            del self._running[step.id]
+        return dead
+
+    def _time_up(self) -> None:
+        """A step without an end for as long as a lease is lost, with its instance; pieces that are
+        on their way to others may still come."""
+        self._alarms = [at_ns for at_ns in self._alarms if at_ns > self._now]
+        if self._lease_ns:
+            for step in list(self._running.values()):
+                if self._began[step.id] + self._lease_ns <= self._now:
+                    self._count_as_dead(step.instance)
+
+    def _preempt(self, preempt: Preempt) -> None:
+        rid, asked = preempt.rid, self._role(preempt.instance).preempt
+        assert rid not in self._ended and self._memory.handle(rid, preempt.instance)
+        elsewhere = preempt.how == "return" and self._memory.tables(rid) > 1
+        assert preempt.how in (asked, "recompute") or elsewhere, "not as the role says"
+        there = self._memory.holders(self._memory.pool(preempt.instance))
+        assert any(other < rid and other not in self._ended for other in there), (
+            "only for an older one"
+        )
+        self._preempted[rid] = preempt
+        self._leave_seats(rid)
+
+    def _retry(self, retry: Retry) -> None:
+        rid = retry.rid
+        assert rid not in self._ended
+        assert rid in self._hurt, "nothing of it was lost"
+        assert self._recovery.on_failure == "recompute", "failures are final"
+        self._retries[rid] += 1
+        assert self._retries[rid] <= self._recovery.attempts, "too many attempts"
+        for step in self._running.values():
+            if any(work.rid == rid for work in (*step.chunks, *step.decodes)):
+                self._forget(step, rid)
+        self._asked[rid] = self._seen[rid]
+        self._preempted.pop(rid, None)
+        self._leave_seats(rid)
+
+    def _leave_seats(self, rid: int) -> None:
+        self._again.add(rid)
+        self._seats = {seat: who for seat, who in self._seats.items() if who != rid}
 
     # --- ends ------------------------------------------------------------------------------
 
@@ -212,7 +440,16 @@ class Referee:
             case "length":
                 assert finish.tokens == self._requests[rid].max_tokens
                 assert rid not in self._stopped
+            case "failed":
+                self._check_failed(finish)
         self._end(finish)
+
+    def _check_failed(self, finish: Finish) -> None:
+        assert finish.why, "its client is told why"
+        assert finish.rid in self._hurt or self._down, "nothing failed"
+        final = self._recovery.on_failure == "fail"
+        tried = self._retries[finish.rid] >= self._recovery.attempts
+        assert final or tried or self._down, "it had attempts left"
 
     def _end(self, end: Finish | Refuse) -> None:
         assert end.rid in self._requests
