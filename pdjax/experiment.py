@@ -19,7 +19,6 @@ from pdjax.core.loop import first_difference
 from pdjax.core.loop import serve as serve_loop
 from pdjax.core.scheduler import Scheduler
 from pdjax.engine import Engine
-from pdjax.engine.live import LiveBackend
 from pdjax.metrics import Run
 from pdjax.programs.weights import Checkpoint, open_checkpoint
 from pdjax.report import comparison_table, write_comparison, write_run
@@ -166,8 +165,7 @@ def _serve(config: Config, placement: str, folder: Path, opened: Opened) -> Serv
             print(f"interrupted: what was seen until now is in {folder / 'report.html'}")
         raise
     finally:
-        if isinstance(backend, LiveBackend):
-            backend.close()
+        backend.close()
     tokens = {request.id: tuple(engine.texts[request.id].tokens) for request in requests}
     _write_outputs(folder / "outputs.jsonl", tokens, opened.tokenizer)
     run = write_run(folder, config, placement, environment(config), records)

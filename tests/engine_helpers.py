@@ -14,7 +14,6 @@ from pdjax.core.loop import serve
 from pdjax.core.request import Request, SamplingParams
 from pdjax.core.scheduler import Scheduler
 from pdjax.engine import Engine
-from pdjax.engine.live import LiveBackend
 from pdjax.programs.weights import Checkpoint, open_checkpoint
 
 VOCAB, LAYERS = 256, 4  # of random:tiny
@@ -115,8 +114,7 @@ def run(
             backend.submit(AbortAsked(rid), round(at_ms * 1e6))
         records = list(serve(Fixed(requests), backend, scheduler))
     finally:
-        if isinstance(backend, LiveBackend):
-            backend.close()
+        backend.close()
     return Ran(engine, scheduler, records)
 
 

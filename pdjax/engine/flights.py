@@ -166,7 +166,7 @@ class Flights:
     def _put(self, flight: _Flight) -> None:
         """Puts the piece into its pages, unless that has been done or it was cancelled."""
         send, piece = flight.send, flight.moved
-        if flight.put or piece is None or self._take(send.id) is None:
+        if flight.put or piece is None or not flight.crossed or self._take(send.id) is None:
             return
         flight.put = True
         landing = self._wires.insert(send, piece)
