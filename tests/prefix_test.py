@@ -89,4 +89,4 @@ def test_an_index_used_for_ever_stays_small(eviction):
         index.release([block])
         index.use([block], now_ns)
     assert len(index._leaves) < 100
-    assert index.evict() == (0,) and len(index) == index.idle == 0
+    assert index.evict(1) == [0] and len(index) == index.idle == 0

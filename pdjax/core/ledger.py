@@ -243,10 +243,11 @@ class Ledger:
         if not count:
             return ()
         while (pages := self._allocator.take(count)) is None:
-            self._free(self._index.evict())
+            missing = max(1, count - self._allocator.free)
+            self._free(self._index.evict(-(-missing // self._block_pages)))
         return pages
 
-    def _free(self, pages: tuple[int, ...]) -> None:
+    def _free(self, pages: Sequence[int]) -> None:
         for page in pages:
             self._generations[page] += 1
         self._allocator.give(pages)

@@ -4,7 +4,6 @@ A block is a fixed number of tokens. Its hash covers its tokens and the hash of 
 it, so equal hashes mean that the whole texts up to there are equal (by chance once in 2**64).
 """
 
-import itertools
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -70,7 +69,7 @@ class PrefixIndex:
         # Heap of (order, hash) of idle blocks without successors. What has changed since an item
         # was pushed shows when it is popped.
         self._leaves: list[tuple[int, int]] = []
-        self._orders = itertools.count()
+        self._newest = 0  # the last order given
 
     def __len__(self) -> int:
         return len(self._by_hash)
@@ -119,22 +118,28 @@ class PrefixIndex:
 
     def use(self, blocks: Iterable[CachedBlock], now_ns: int) -> None:
         """Blocks that come later are evicted later. (What is held needs no mention.)"""
+        lru, successors, order = self._lru, self._successors, self._newest
         for block in blocks:
-            block.used_ns = max(block.used_ns, now_ns)
-            if self._lru or block.order < 0:
-                block.order = next(self._orders)
-            self._offer(block)
+            block.used_ns = now_ns
+            if lru or block.order < 0:
+                block.order = order = order + 1
+            if not block.holders and block.hash not in successors:
+                self._offer(block)
+        self._newest = order
 
-    def evict(self) -> tuple[int, ...]:
-        """Forgets one idle block (there must be one) and returns its pages."""
+    def evict(self, count: int) -> list[int]:
+        """Forgets `count` idle blocks (there must be so many) and returns their pages."""
+        return [page for _ in range(count) for page in self._forget(self._first_to_go())]
+
+    def _first_to_go(self) -> CachedBlock:
         while self._leaves:
             order, hash = heappop(self._leaves)
             block = self._by_hash.get(hash)
             if block is not None and block.order == order and self._is_leaf(block):
-                return self._forget(block)
+                return block
         # Every idle block has successors that are held: their holders computed what comes before
         # them once more, in pages of their own, so they lose nothing but their place in the index.
-        return self._forget(min(self.idle_blocks(), key=lambda block: block.order))
+        return min(self.idle_blocks(), key=lambda block: block.order)
 
     def _forget(self, block: CachedBlock) -> tuple[int, ...]:
         del self._by_hash[block.hash], self._by_first_page[block.pages[0]]
@@ -143,17 +148,16 @@ class PrefixIndex:
             self._successors[block.parent] -= 1
             if not self._successors[block.parent]:
                 del self._successors[block.parent]
-                if (parent := self._by_hash.get(block.parent)) is not None:
+                parent = self._by_hash.get(block.parent)
+                if parent is not None and not parent.holders:
                     self._offer(parent)
         return block.pages
 
     def _is_leaf(self, block: CachedBlock) -> bool:
         return not block.holders and block.hash not in self._successors
 
-    def _offer(self, block: CachedBlock) -> None:
-        if not self._is_leaf(block):
-            return
-        heappush(self._leaves, (block.order, block.hash))
+    def _offer(self, leaf: CachedBlock) -> None:
+        heappush(self._leaves, (leaf.order, leaf.hash))
         if len(self._leaves) > 2 * len(self._by_hash) + 64:  # most are out of date
             self._leaves = [(b.order, b.hash) for b in self._by_hash.values() if self._is_leaf(b)]
             heapify(self._leaves)
