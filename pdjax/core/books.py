@@ -51,6 +51,9 @@ class Books:
         self.unplaced: deque[int] = deque()  # wait for pages of a decode pool, oldest first
         self.homeless: deque[int] = deque()  # wait for a prefill instance to come up
         self.leases = Leases(round(recovery.lease_s * 1e9))
+        self.claims: dict[
+            str, int
+        ] = {}  # pool -> the oldest that waits for pages to go on decoding
         self.awake: dict[str, Instance] = {}  # instances that may have something to start
         self.actions: list[Action] = []
         self.now_ns = 0
@@ -77,10 +80,23 @@ class Books:
 
     def hold(self, instance: Instance, t: Tracked, tokens: int, blocks: int) -> KVHandle | None:
         """Pages for `tokens` tokens, shared as far as the pool knows the text's first `blocks`."""
+        if self.claimed(instance, t):
+            return None
         handle = instance.pool.hold(t.rid, tokens, blocks=t.blocks[:blocks], now_ns=self.now_ns)
         if handle is not None:
             self.emit(Hold(handle))
         return handle
+
+    def claimed(self, instance: Instance, t: Tracked) -> bool:
+        """Whether the pages that come free in its pool are for one who is older than `t`."""
+        rid = self.claims.get(instance.pool.name)
+        return rid is not None and self.requests[rid].age < t.age
+
+    def drop_claim(self, pool: str, t: Tracked) -> None:
+        if self.claims.get(pool) == t.rid:
+            del self.claims[pool]
+            for instance in self.users[pool]:  # others may have pages now
+                self.wake(instance)
 
     def release(self, handle: KVHandle) -> None:
         users = self.users[handle.pool]

@@ -49,7 +49,7 @@ def lose(b: Books, t: Tracked, why: str) -> None:
 def preempt(b: Books, t: Tracked, instance: Instance) -> None:
     """It gives up its pages of `instance`'s pool, the way that its role says. One whose KV is
     still in a prefill pool too just waits there for another place."""
-    if t.source is not None and not t.in_place:
+    if t.source is not None and t.target is not None and not t.in_place:
         b.emit(Preempt(t.rid, instance.name, "return"))
         _lose_place(b, t)
         return
@@ -77,6 +77,8 @@ def leave(b: Books, t: Tracked, how: Leaving) -> None:
     """It waits for nothing any more, and `how` happens once nothing touches its pages."""
     t.leaving = "end" if t.ended else how
     t.unsent.clear()
+    for pool in list(b.claims):
+        b.drop_claim(pool, t)
     waits = [b.unplaced, b.homeless]
     if t.prefill is not None:
         t.prefill.loading.pop(t.rid, None)

@@ -32,7 +32,8 @@ def find_places(b: Books) -> None:
 
 def _accepts(b: Books, d: Instance, t: Tracked) -> bool:
     """Those whom an instance swapped out come before new ones."""
-    if not d.up or d.swapped or (b.transfer.credits and d.landing >= b.transfer.credits):
+    full = b.transfer.credits and d.landing >= b.transfer.credits
+    if not d.up or d.swapped or full or b.claimed(d, t):
         return False
     blocks = t.blocks[: _blocks(b, t.length)]
     return d.pool.can_hold(tokens_with_room(d.role, t), blocks, b.now_ns)

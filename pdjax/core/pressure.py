@@ -12,25 +12,28 @@ from pdjax.core.state import Instance, Tracked
 
 def make_room(b: Books, instance: Instance, t: Tracked, tokens: int) -> bool:
     """Pages for `tokens` tokens of a request that decodes in `instance`; False when it has to wait
-    for some, or had to give up its own."""
+    for some, or had to give up its own. While it waits nobody younger gets pages."""
+    pool = instance.pool
     while t.target.capacity < tokens:
-        grown = instance.pool.grow(t.target, tokens, b.now_ns)
+        grown = pool.grow(t.target, tokens, b.now_ns)
         if grown is not None:
             t.target, added = grown
             b.emit(Grow(added))
-            return True
-        youngest = _youngest(b, instance)
-        if youngest.leaving or youngest.flying:
-            return False  # it is giving its pages up, or can be made to once it has landed
+            break
+        youngest = _youngest(b, pool.name)
+        if youngest.leaving or youngest.flying:  # gives its pages up, or may have to once it landed
+            if not b.claimed(instance, t):
+                b.claims[pool.name] = t.rid
+            return False
         preempt(b, youngest, instance)
         if youngest is t:
             return False
+    b.drop_claim(pool.name, t)
     return True
 
 
-def _youngest(b: Books, instance: Instance) -> Tracked:
-    """Of those that hold pages of the instance's pool."""
-    pool = instance.pool.name
+def _youngest(b: Books, pool: str) -> Tracked:
+    """Of those that hold pages of the pool."""
     for t in reversed(b.requests.values()):
         if any(h is not None and h.pool == pool for h in (t.source, t.target)):
             return t

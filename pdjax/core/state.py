@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pdjax.core.config import Cache, Placement, Role, instances_of, pool_owner, role_of
-from pdjax.core.events import KVHandle, Send, Step
+from pdjax.core.events import Send, Step
 from pdjax.core.ledger import Ledger
 from pdjax.core.policies.routing import Load
 from pdjax.core.policies.transfer import Piece
