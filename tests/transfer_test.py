@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from engine_helpers import SPLIT, config_of, tiny
 from jax.sharding import Mesh
+from msgspec import structs
 
-from pdjax.core.events import Hold, KVHandle
+from pdjax.core.events import Hold, KVHandle, Send
 from pdjax.engine import Engine
 from pdjax.engine.pools import NotHeld, PoolArrays
 from pdjax.programs.kv import POOL_AXES, Layout, make_pool
@@ -140,6 +141,12 @@ def test_nothing_but_a_transport_crosses_meshes():
         ({"kv_heads": 2}, "kv_heads is 4 there and 2 here"),
         ({"head_dim": 8}, "head_dim is 16 there and 8 here"),
         ({"model": "other"}, "model is tiny there and other here"),
+        ({"scale": "token"}, "scale is none there and token here"),
+        ({"format": 2}, "format is 1 there and 2 here"),
+        (
+            {"dtype": "int8", "layers": 3},
+            "layers is 2 there and 3 here; dtype is float32 there and int8 here; serve one model",
+        ),
     ],
 )
 def test_pools_of_other_contents_are_refused_naming_both_sides(change, message):
@@ -148,8 +155,18 @@ def test_pools_of_other_contents_are_refused_naming_both_sides(change, message):
         check_compatible(layout(16, 1), replace(layout(16, 1), **change), names)
 
 
-def test_pages_page_size_and_tp_may_differ():
-    check_compatible(layout(16, 1), layout(4, 4), ("prefill/0", "decode/0"))
+def test_what_is_converted_on_the_way_may_differ():
+    fused = replace(layout(4, 4), order="fused", pages=7)
+    check_compatible(layout(16, 1), fused, ("prefill/0", "decode/0"))
+
+
+def test_a_fingerprint_tells_every_field_of_a_layout():
+    one = layout(16, 1)
+    others = [
+        replace(one, **{f.name: "fused" if f.name == "order" else f"{getattr(one, f.name)}0"})
+        for f in fields(one)
+    ]
+    assert len({other.fingerprint for other in [one, *others]}) == 1 + len(others)
 
 
 def test_a_handle_for_another_layout_is_refused_with_both_fingerprints():
@@ -164,6 +181,38 @@ def test_a_handle_for_another_layout_is_refused_with_both_fingerprints():
         pool.table(7)
     pool.hold(KVHandle(7, "decode/0", (3, 1), (0, 0), 32, ours.fingerprint))
     assert pool.table(7).tolist() == [3, 1, ours.pages, ours.pages]
+
+
+def test_a_piece_beyond_what_its_request_holds_is_refused_with_both_numbers():
+    """A length that one side got wrong must not end up in another request's pages."""
+    ours = layout(4, 1)
+    pool = PoolArrays(ours, mesh_at(0, 1), context=64)
+    pool.hold(KVHandle(7, "decode/0", (3, 1), (0, 0), 8, ours.fingerprint))
+    nine = Send(5, 7, "prefill/0", "decode/0", 0, 9, 0, 1)
+    said = (
+        "piece 5 of request 7, from `prefill/0` to `decode/0`, ends at token 9, but the request "
+        "has pages for 8"
+    )
+    with pytest.raises(NotHeld, match=said):
+        pool.extract(nine)
+    piece = pool.extract(structs.replace(nine, length=8))
+    with pytest.raises(NotHeld, match=said):
+        pool.insert(nine, piece)
+    pool.release(7)
+    with pytest.raises(NotHeld, match="request 7 has no pages here"):
+        pool.insert(structs.replace(nine, length=8), piece)
+
+
+def test_pages_that_a_request_gets_later_follow_those_it_has():
+    ours = layout(4, 1)
+    pool = PoolArrays(ours, mesh_at(0, 1), context=20)
+    pool.hold(KVHandle(7, "decode/0", (3, 1), (0, 0), 8, ours.fingerprint))
+    before = pool.table(7)
+    pool.grow(KVHandle(7, "decode/0", (9,), (2,), 12, ours.fingerprint))
+    # A block of a page class may hold more than the longest text.
+    pool.grow(KVHandle(7, "decode/0", (4, 5, 6, 7), (0,) * 4, 28, ours.fingerprint))
+    assert pool.table(7).tolist() == [3, 1, 9, 4, 5]
+    assert before.tolist() == [3, 1, 32, 32, 32]  # a program may still be reading it
 
 
 def test_an_engine_refuses_the_pages_of_another_engines_scheduler():
