@@ -16,6 +16,7 @@ DUMPED_PASSES = "(final_.*|post-delay-converter)"
 _BUNDLE = re.compile(r"^\s*(?:0x[0-9a-f]+|0)\s+(?:[A-Z]{2})?\s*:\s*>*\s*\{", re.M)
 _BRANCH = re.compile(r"sbr\.rel (\(.*?\) )?target = \$region(\d+)")
 _REGION = re.compile(r"Start(?:/End empty)? region (\d+)")
+_COPY = re.compile(r"= dma\.(hbm_to_vmem|general) ")  # general: where the two ends differ in tiling
 _VMEM = re.compile(r"space=vmem, size = (0x[0-9a-f]+|\d+), offset = (0x[0-9a-f]+|\d+)")
 
 
@@ -43,7 +44,7 @@ class Way:
 
     used: slots filled, by unit. matrix: share of the matrix unit's slots that are filled.
     filled: of the slots of all compute units (matrix, cross-lane, vector, transcendental, load,
-    store), the share of the fullest one: 1 means that unit bounds the loop. copies: from HBM.
+    store), the share of the fullest one: 1 means that unit bounds the loop. copies: started.
     """
 
     bundles: int
@@ -90,10 +91,12 @@ class Schedule:
             loops = chain[-1].inner
         return chain
 
-    def path(self, loop: Loop) -> Way:
+    def path(self, loop: Loop, copies: int = 1) -> Way:
         """The steady way through a loop's body: the one with most matrix products; of those, one
-        that starts copies; of those, the one with fewest bundles."""
-        way = self._steady(loop)
+        that starts at least `copies` copies, if there is one; of those, the one with fewest
+        bundles. How many copies one pass needs is for who knows the kernel to say: the code's
+        conditions, such as of the very first copies, are not looked into."""
+        way = self._steady(loop, copies)
         used = {
             unit: sum(self.slots[i][column] for i in way) for column, unit in enumerate(self.units)
         }
@@ -114,8 +117,10 @@ class Schedule:
         column = self.units.index("MXU")
         return sum(row[column] for row in self.slots[loop.begin : loop.end])
 
-    def _steady(self, loop: Loop) -> list[int]:
-        """Best path over the graph of bundles; going back is left out, so it has no cycle."""
+    def _steady(self, loop: Loop, copies: int) -> list[int]:
+        """Best path over the graph of bundles; going back is left out, so it has no cycle. Loops
+        inside are gone around where there is a way: they are for what is rare, such as the end of
+        a text."""
         inside = {i for child in loop.inner for i in range(child.begin, child.end)}
         jumps: dict[int, list[int]] = {}
         falls = dict.fromkeys(range(loop.begin, loop.end), True)
@@ -125,32 +130,33 @@ class Schedule:
                 jumps.setdefault(leaves, []).append(branch.target)
                 falls[leaves] = not branch.always
         column = self.units.index("MXU")
-        # Per bundle that is about to run, and whether copies were started: (products, -bundles)
-        # and where that came from.
-        best: dict[tuple[int, bool], tuple[tuple[int, int], tuple[int, bool] | None]] = {
-            (loop.begin, False): ((0, 0), None)
+        # By the bundle that is about to run, then by copies started so far: the best (products,
+        # -bundles), and the (bundle, copies) that it came from.
+        best: dict[int, dict[int, tuple[tuple[int, int], tuple[int, int] | None]]] = {
+            loop.begin: {0: ((0, 0), None)}
         }
         for i in range(loop.begin, loop.end):
-            for copied in (False, True):
-                if (i, copied) not in best:
-                    continue
-                products, saved = best[i, copied][0]
-                if i not in inside:
-                    products, saved = products + self.slots[i][column], saved - 1
-                after = copied or (self.copies[i] and i not in inside)
+            for copied, ((products, saved), _) in best.get(i, {}).items():
+                if i in inside:
+                    score, after = (products, saved - _DETOUR), copied
+                else:
+                    score = (products + self.slots[i][column], saved - 1)
+                    after = min(copied + self.copies[i], copies)
                 for target in jumps.get(i, []) + [i + 1] * falls[i]:
-                    state = (target, after)
-                    if state not in best or best[state][0] < (products, saved):
-                        best[state] = ((products, saved), (i, copied))
-        ends = [(loop.end, copied) for copied in (True, False) if (loop.end, copied) in best]
-        state = max(ends, key=lambda end: best[end][0][0])
+                    states = best.setdefault(target, {})
+                    if after not in states or states[after][0] < score:
+                        states[after] = (score, (i, copied))
+        ends = best[loop.end]
+        most = max(score[0] for score, _ in ends.values())
+        at = loop.end, max(copied for copied, (score, _) in ends.items() if score[0] == most)
         way: list[int] = []
-        while (before := best[state][1]) is not None:
-            state = before
-            way.append(state[0])
+        while (before := best[at[0]][at[1]][1]) is not None:
+            at = before
+            way.append(at[0])
         return [i for i in reversed(way) if i not in inside]
 
 
+_DETOUR = 1000  # bundles that a path may take to go around one of a loop inside
 _COMPUTE = ("MXU", "XLU", "VALU", "EUP", "VLOAD", "VSTORE")
 
 
@@ -193,7 +199,7 @@ def parse(code: str, utilization: str, memory: str, delay: int) -> Schedule:
         tuple(name.strip() for name in units.split(",")),
         tuple(map(int, capacity.split())),
         slots,
-        ["= dma.hbm_to_vmem" in text for text in bundles],
+        [_COPY.search(text) is not None for text in bundles],
         branches,
         delay,
         max(ends, default=0),

@@ -66,6 +66,13 @@ def test_the_steady_path_takes_the_products_and_the_cheapest_copies(schedule):
     assert path.filled == pytest.approx(2 / 4)  # VALU
 
 
+def test_a_path_with_as_many_copies_as_asked_for_is_taken(schedule):
+    path = schedule.path(schedule.loops[0], copies=2)
+    assert path.bundles == len([2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 14])
+    assert path.copies == 2
+    assert schedule.path(schedule.loops[0], copies=9) == path
+
+
 def test_the_matrix_loop_is_found_through_its_parents(schedule):
     outer = schedule.loops[0]
     assert schedule.matrix_loops() == (outer, outer.inner[0])
