@@ -70,6 +70,16 @@ class Walk:
         """Tokens that lie side by side, whichever page they are in."""
         return min(self.page, self.block)
 
+    @property
+    def own_o(self) -> bool:
+        """o takes the place of q, or of the pages, if either is of its dtype."""
+        return self.q_dtype not in (jnp.bfloat16, self.dtype)
+
+    @property
+    def query_bytes(self) -> int:
+        """Shared memory of one warpgroup's queries, and of its output if that has its own."""
+        return ROWS * self.H * (2 * self.q_parts + (4 if self.own_o else 0))
+
     def filling(self, room: int, ring_of_tiles: bool) -> "Walk":
         """With as many blocks in flight as `room` bytes of shared memory hold."""
         numbers = self.block * 2 * self.H
@@ -384,6 +394,19 @@ def normalised(state: State) -> tuple[jax.Array, jax.Array]:
     """o_RH and the log2 of each row's sum of exp2."""
     sum_R = jnp.where(state.sum_R > 0, state.sum_R, 1.0)
     return state.o_RH / _rows(sum_R, state.o_RH.shape), state.top_R + jnp.log2(sum_R)
+
+
+def o_type(walk: Walk, warpgroups: int) -> Any:
+    return matrix((warpgroups, ROWS, walk.H), walk.q_dtype) if walk.own_o else None
+
+
+def room_for_o(walk: Walk, q_smem: Any, o_smem: Any, ring: Ring, warpgroup: Any) -> Any:
+    """Where a warpgroup that has seen all its keys may put o."""
+    if walk.own_o:
+        return o_smem.at[warpgroup]
+    if walk.q_dtype == jnp.bfloat16:
+        return q_smem.at[warpgroup, 0]
+    return ring.kv_DSJ.at[0, :, pl.ds(0, walk.H)]
 
 
 def p_type(walk: Walk, warpgroups: int) -> Any:

@@ -77,9 +77,7 @@ def partial_attention(
 
 def _filled(walk: hopper.Walk) -> hopper.Walk:
     """Two blocks of threads share a multiprocessor, if that leaves each two blocks in flight."""
-    rest = hopper.ROWS * (walk.H * 2 * walk.q_parts) + 256
-    if _own_room_for_o(walk):
-        rest += hopper.ROWS * walk.H * 4
+    rest = walk.query_bytes + 256
     pair = walk.filling(hopper.HALF_OF_IT - rest, ring_of_tiles=False)
     if pair.depth >= 2:
         return pair
@@ -106,21 +104,20 @@ def _kernel(walk, q_XBKRH, pages, table_Bn, position_B, keys_B, G, shares):
         b, k, share = (lax.axis_index(name) for name in ("b", "k", "share"))
         text = hopper.Text(kv, scale, table, b, k, keys[b])
         for part in range(X):
-            plgpu.copy_gmem_to_smem(q.at[part, b, k], q_smem.at[part, pl.ds(0, R)], arrived)
+            plgpu.copy_gmem_to_smem(q.at[part, b, k], q_smem.at[0, part, pl.ds(0, R)], arrived)
         plgpu.barrier_wait(arrived)
         queries = hopper.Queries(
-            q_smem, position[b], position[b] + (R - 1) // G, lambda row: lax.div(row, G)
+            q_smem.at[0], position[b], position[b] + (R - 1) // G, lambda row: lax.div(row, G)
         )
         state = _attend_share(walk, queries, text, ring, share, shares, p_smem)
         o_RH, lse_R = hopper.normalised(state)
-        out = _room_for_o(walk, q_smem, o_smem, ring)
+        out = hopper.room_for_o(walk, q_smem, o_smem, ring, 0)
         out[...] = o_RH.astype(walk.q_dtype)
         plgpu.store(lse.at[b, k, share], lse_R, optimized=False)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(out.at[pl.ds(0, R)], o.at[b, k, share])
         plgpu.wait_smem_to_gmem(0)
 
-    own_o = hopper.matrix((hopper.ROWS, H), jnp.float32) if _own_room_for_o(walk) else None
     return plgpu.kernel(
         decode_attention,
         out_type=(
@@ -128,8 +125,8 @@ def _kernel(walk, q_XBKRH, pages, table_Bn, position_B, keys_B, G, shares):
             jax.ShapeDtypeStruct((B, K, shares, hopper.ROWS), jnp.float32),
         ),
         scratch_types=(
-            hopper.matrix((X, hopper.ROWS, H), jnp.bfloat16),
-            own_o,
+            hopper.matrix((1, X, hopper.ROWS, H), jnp.bfloat16),
+            hopper.o_type(walk, 1),
             hopper.p_type(walk, 1),
             hopper.ring_types(walk),
             plgpu.Barrier(num_arrivals=X),
@@ -141,19 +138,6 @@ def _kernel(walk, q_XBKRH, pages, table_Bn, position_B, keys_B, G, shares):
         compiler_params=walk.compiler_params,
         interpret=plgpu.InterpretGPUParams() if walk.interpret else None,
     )(table_Bn, position_B, keys_B, q_XBKRH, *pages)
-
-
-def _own_room_for_o(walk: hopper.Walk) -> bool:
-    """o takes q's place, or that of the pages, if either is of its dtype."""
-    return walk.q_dtype not in (jnp.bfloat16, walk.dtype)
-
-
-def _room_for_o(walk, q_smem, o_smem, ring):
-    if _own_room_for_o(walk):
-        return o_smem
-    if walk.q_dtype == jnp.bfloat16:
-        return q_smem.at[0]
-    return ring.kv_DSJ.at[0, :, pl.ds(0, walk.H)]
 
 
 def _attend_share(walk, queries, text, ring, share, shares, p_smem) -> hopper.State:
