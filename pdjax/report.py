@@ -21,7 +21,8 @@ from rich.table import Table
 from pdjax.core.config import Config
 from pdjax.core.events import Record, read_jsonl, write_jsonl
 from pdjax.metrics import Run, analyse, summary
-from pdjax.report_figures import Drawn, draw_all, placement_colours
+from pdjax.report_figures import Drawn, draw_all
+from pdjax.report_style import placement_colours
 from pdjax.report_tables import (
     Cells,
     Numbers,

@@ -1,66 +1,32 @@
-"""The figures of a report, as SVG: every one is drawn from Runs alone.
+"""The figures of a report, as SVG: every one is drawn from Runs alone."""
 
-Colours are Okabe and Ito's (2008), which colour-blind readers can tell apart: one per placement,
-and others for what an instance does. Line styles differ too, so that print needs no colour.
-"""
-
-import io
-from collections.abc import Container, Mapping
-from itertools import cycle
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from pdjax.metrics import HOST, STAGES, Run, in_system, pool_config
+from pdjax.report_style import (
+    INCIDENT_MARKS,
+    LINE_STYLES,
+    STAGE_COLOURS,
+    STYLE,
+    WIDTH,
+    WORK_COLOURS,
+    Runs,
+    around,
+    log_ticks,
+    patch_legend,
+    placement_colours,
+    placement_legend,
+    styled,
+    svg,
+)
 
-Runs = Mapping[str, Run]
-
-PLACEMENT_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-LINE_STYLES = ("-", "--", "-.", ":")
-WORK_COLOURS = {
-    "prefill": "#E69F00",
-    "decode": "#56B4E9",
-    "mixed": "#CC79A7",
-    "transfer": "#000000",
-}
-STAGE_COLOURS = {
-    "prefill_queue": "#DDDDDD",
-    "prefill": WORK_COLOURS["prefill"],
-    "transfer_exposed": WORK_COLOURS["transfer"],
-    "decode_queue": "#999999",
-    "decode": WORK_COLOURS["decode"],
-}
-INCIDENT_MARKS = {  # what: marker, colour
-    "preempt": ("v", "#D55E00"),
-    "retry": ("<", "#D55E00"),
-    "piece failed": ("X", "#CC0000"),
-    "down": ("s", "#CC0000"),
-    "up": ("^", "#009E73"),
-    "failed": ("X", "#000000"),
-}
-STYLE = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "figure.constrained_layout.use": True,
-    "svg.hashsalt": "pdjax",  # the same run draws the same bytes
-}
-WIDTH = 11.0  # inches
 MANY = 3000  # points; more are drawn as pixels, or thinned
 FLOOR_MS = 0.1  # where smaller times are drawn on a logarithmic axis
 
@@ -78,7 +44,7 @@ def draw_all(runs: Runs) -> list[Drawn]:
     """Every figure of a comparison (or, of one run, of a report), in reading order."""
     with matplotlib.rc_context(STYLE):
         return [
-            Drawn(draw.__name__, title, caption, _svg(draw(runs)))
+            Drawn(draw.__name__, title, caption, svg(draw(runs)))
             for draw, title, caption in (
                 (latencies, "Latency distributions", _latency_caption(runs)),
                 (stages, "Where the time goes", STAGES_CAPTION),
@@ -156,16 +122,16 @@ def latencies(runs: Runs) -> Figure:
     limits_ms = ([slo.ttft_s * 1e3], [slo.tpot_s * 1e3], [])
     for ax, name, limit_ms in zip(axes, ("ttft", "tpot", "itl"), limits_ms, strict=True):
         values_ms = [_latency_ms(run, name) for run in runs.values()]
-        ax.set(xscale="log", xlim=_around(np.concatenate([*values_ms, limit_ms])))
-        for values, (_, colour, style) in zip(values_ms, _styled(runs), strict=True):
+        ax.set(xscale="log", xlim=around(np.concatenate([*values_ms, limit_ms])))
+        for values, (_, colour, style) in zip(values_ms, styled(runs), strict=True):
             if len(values):
                 ax.ecdf(values, color=colour, linestyle=style, linewidth=1.6)
         for limit in limit_ms:
             ax.axvline(limit, color="#444444", linestyle=":", linewidth=1)
         ax.set(title=name.upper(), xlabel=f"{name.upper()} (ms)", ylim=(0, 1.01))
-        _log_ticks(ax.xaxis)
+        log_ticks(ax.xaxis)
     axes[0].set_ylabel("share at or below")
-    _placement_legend(figure, runs)
+    placement_legend(figure, runs)
     return figure
 
 
@@ -186,7 +152,7 @@ def stages(runs: Runs) -> Figure:
         ax.margins(x=0.12)
         ax.grid(visible=False, axis="y")
     ax.invert_yaxis()
-    _patch_legend(figure, STAGE_COLOURS)
+    patch_legend(figure, STAGE_COLOURS)
     return figure
 
 
@@ -226,14 +192,14 @@ def token_gaps(runs: Runs) -> Figure:
     gaps = [run.tokens.dropna() for run in runs.values()]
     gaps_ms = [np.maximum(gap["itl_s"].to_numpy() * 1e3, FLOOR_MS) for gap in gaps]
     limit_ms = next(iter(runs.values())).slo.tpot_s * 1e3
-    view = _around(np.concatenate([*gaps_ms, [limit_ms]]))
-    for ax, gap, ms, (_, colour, _) in zip(axes, gaps, gaps_ms, _styled(runs), strict=True):
+    view = around(np.concatenate([*gaps_ms, [limit_ms]]))
+    for ax, gap, ms, (_, colour, _) in zip(axes, gaps, gaps_ms, styled(runs), strict=True):
         ax.set(yscale="log", ylim=view)
         many = len(ms) > MANY
         ax.plot(gap["t_s"], ms, ".", color=colour, ms=3, alpha=0.5, mew=0, rasterized=many)
         ax.axhline(limit_ms, color="#444444", linestyle=":", linewidth=1)
         ax.set_xlabel("time of the run (s)")
-        _log_ticks(ax.yaxis)
+        log_ticks(ax.yaxis)
     axes[0].set_ylabel("ITL (ms)")
     return figure
 
@@ -241,13 +207,13 @@ def token_gaps(runs: Runs) -> Figure:
 def load(runs: Runs) -> Figure:
     figure = Figure(figsize=(WIDTH, 2.8))
     ax = figure.subplots()
-    for run, colour, style in _styled(runs):
+    for run, colour, style in styled(runs):
         counts = in_system(run)
         ax.step(counts.index, counts, where="post", color=colour, linestyle=style, linewidth=1.3)
         ax.axvline(run.requests["arrival_s"].max(), color="#444444", linestyle=":", linewidth=1)
     ax.set(xlabel="time of the run (s)", ylabel="requests")
     ax.set_ylim(bottom=0)
-    _placement_legend(figure, runs)
+    placement_legend(figure, runs)
     return figure
 
 
@@ -276,17 +242,6 @@ def _pool_style(run: Run, pool: str) -> tuple[str, str]:
 
 
 # --- parts ---------------------------------------------------------------------------------
-
-
-def placement_colours(names: Mapping[str, object]) -> dict[str, str]:
-    """A colour per placement, the same in every figure and table of a page."""
-    return dict(zip(names, cycle(PLACEMENT_COLOURS), strict=False))
-
-
-def _styled(runs: Runs) -> list[tuple[Run, str, str]]:
-    colours = placement_colours(runs)
-    styles = cycle(LINE_STYLES)
-    return [(run, colours[name], next(styles)) for name, run in runs.items()]
 
 
 def _latency_ms(run: Run, name: str) -> np.ndarray:
@@ -342,7 +297,7 @@ def _timeline(runs: Runs, began_s: float, ended_s: float, merge: bool) -> Figure
         ax.set_title(name, color=colour, fontweight="bold")
         ax.grid(visible=False, axis="y")
     axes[-1].set_xlabel("time of the run (s)")
-    _patch_legend(figure, WORK_COLOURS, marked)
+    patch_legend(figure, WORK_COLOURS, marked)
     return figure
 
 
@@ -383,46 +338,3 @@ def _label_prefills(ax: Axes, bars: pd.DataFrame, y: int, began_s: float, ended_
         if right - left > 0.02 * (ended_s - began_s):
             text = ",".join(str(rid) for rid in bar.rids)
             ax.text((left + right) / 2, y, text, ha="center", va="center", fontsize=7, clip_on=True)
-
-
-def _around(values: np.ndarray) -> tuple[float, float]:
-    """Limits of a logarithmic axis."""
-    return (values.min() / 1.3, values.max() * 1.3) if len(values) else (1.0, 10.0)
-
-
-def _log_ticks(axis: Axis) -> None:
-    """Plain numbers at 1, 10, ..., or at 1, 2, 5, 10, ... where few decades are in view."""
-    low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 200 * low else (1,)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
-
-
-def _placement_legend(figure: Figure, runs: Runs) -> None:
-    lines = [
-        Line2D([], [], color=colour, linestyle=style, linewidth=1.6)
-        for _, colour, style in _styled(runs)
-    ]
-    figure.legend(lines, list(runs), loc="outside upper right", ncols=len(runs))
-
-
-def _patch_legend(figure: Figure, colours: Mapping[str, str], marked: Container[str] = ()) -> None:
-    patches = [
-        Patch(color=colour, label=name.replace("_", " ")) for name, colour in colours.items()
-    ]
-    marks = [
-        Line2D([], [], color=colour, marker=marker, linestyle="", label=what)
-        for what, (marker, colour) in INCIDENT_MARKS.items()
-        if what in marked
-    ]
-    handles = [*patches, *marks]
-    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles))
-
-
-def _svg(figure: Figure) -> str:
-    """The <svg> element alone, to stand in a page or in a file; no date, no outside reference."""
-    file = io.StringIO()
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(file, format="svg", metadata=nothing)
-    text = file.getvalue()
-    return text[text.index("<svg") :]
