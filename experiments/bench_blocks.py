@@ -33,7 +33,12 @@ Blocks = Sequence[int]
 
 
 def main() -> None:
-    setting = {"pages": PAGES, "page_size": PAGE, "block": BLOCK, "requests": REQUESTS}
+    setting: dict[str, object] = {
+        "pages": PAGES,
+        "page_size": PAGE,
+        "block": BLOCK,
+        "requests": REQUESTS,
+    }
     report(rows(), JSON.value, setting)
 
 
