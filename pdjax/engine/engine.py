@@ -65,7 +65,7 @@ class Engine:
         self.pools = self._make_pools()
         self.instances = self._make_instances(checkpoint)
         self.hosts = self._make_hosts()
-        for source, target in self._pairs():
+        for source, target in self._hand_offs() + self._loads():
             names, one, other = (source.name, target.name), source.pool, target.pool
             check_compatible(one.layout, other.layout, names)
             check_transport(config.transfer.transport, one.mesh, other.mesh, names)
@@ -128,17 +128,24 @@ class Engine:
             order_for(self.config.model.attention),
         )
 
-    def _pairs(self) -> list[tuple[Instance, Instance]]:
-        """Who may send KV to whom: whoever prefills to those who decode, where that is elsewhere;
-        with a prefix cache that loads, whoever has KV to those who prefill."""
-        instances = self.instances.values()
-        decoders = [i for i in instances if i.role.decodes_here]
-        prefillers = [i for i in instances if i.role.prefills_here]
-        away = [p for p in prefillers if all(d.pool is not p.pool for d in decoders)]
-        pairs = [(p, d) for p in away for d in decoders]
-        if self.config.cache.prefix and self.config.cache.remote:
-            pairs += [(i, p) for i in instances for p in prefillers if i.pool is not p.pool]
-        return pairs
+    def _hand_offs(self) -> list[tuple[Instance, Instance]]:
+        """Whoever prefills into a pool that nobody decodes from sends to all who decode."""
+        decoders = [i for i in self.instances.values() if i.role.decodes_here]
+        sources = [
+            i
+            for i in self.instances.values()
+            if i.role.prefills_here and all(d.pool is not i.pool for d in decoders)
+        ]
+        return [(source, target) for source in sources for target in decoders]
+
+    def _loads(self) -> list[tuple[Instance, Instance]]:
+        """With a prefix cache that loads, all who have KV send to those who prefill."""
+        if not (self.config.cache.prefix and self.config.cache.remote):
+            return []
+        every = self.instances.values()
+        return [
+            (i, p) for i in every for p in every if p.role.prefills_here and i.pool is not p.pool
+        ]
 
     # --- to serve ------------------------------------------------------------------------
 
@@ -209,22 +216,22 @@ class Engine:
 
     def warm_ups(self, prompt_lens: Sequence[int]) -> Iterator[Callable[[], object]]:
         """Calls that compile, each one program shape, all that prompts of these lengths need."""
-        lengths, context = self._text_lengths(prompt_lens), self.config.model.context
+        lengths = self._text_lengths(prompt_lens)
         for instance in self.instances.values():
             yield from instance.warm_ups(lengths)
-        groups = self.config.transfer.groups
+        groups, context = self.config.transfer.groups, self.config.model.context
         whole = self.config.transfer.schedule == "whole"
-        for source, target in self._pairs():
-            hand_off = source.role.prefills_here and not whole
-            chunk = source.role.chunk if hand_off else context
-            for length in chunk_buckets(lengths, chunk, source.role.prefills):
-                yield functools.partial(self._warm_send, source.name, target.name, length, groups)
+        for source, target in self._hand_offs():
+            role = source.role
+            sizes = chunk_buckets(lengths, context if whole else role.chunk, role.prefills)
+            yield from self._warm_wire(source.name, target.name, sizes, groups)
+        prefixes = chunk_buckets(range(1, max(lengths, default=1) + 1), context, 1)
+        for source, target in self._loads():
+            yield from self._warm_wire(source.name, target.name, prefixes, groups)
         stored = chunk_buckets(range(min(lengths, default=1), context + 1), context, 1)
         for host in self.hosts:
-            instance = host.removesuffix(".host")
-            for length in stored:
-                yield functools.partial(self._warm_send, instance, host, length, 1)
-                yield functools.partial(self._warm_send, host, instance, length, 1)
+            yield from self._warm_wire(host.removesuffix(".host"), host, stored, 1)
+            yield from self._warm_wire(host, host.removesuffix(".host"), stored, 1)
 
     def _text_lengths(self, prompt_lens: Sequence[int]) -> Sequence[int]:
         """Lengths of text that prefill can be asked for: more than the prompts' where KV may have
@@ -236,7 +243,12 @@ class Engine:
         shortest = 1 if config.cache.prefix else min(prompt_lens)
         return range(shortest, (config.model.context if again else max(prompt_lens)) + 1)
 
-    def _warm_send(self, source: str, target: str, length: int, groups: int) -> None:
-        for group in range(groups):
-            send = Send(-1, NOBODY, source, target, 0, length, group, groups)
-            jax.block_until_ready(self.wires.deliver(send, self.wires.extract(send)))
+    def _warm_wire(
+        self, source: str, target: str, sizes: Sequence[int], groups: int
+    ) -> Iterator[Callable[[], object]]:
+        def warm(size: int) -> None:
+            for group in range(groups):
+                send = Send(-1, NOBODY, source, target, 0, size, group, groups)
+                jax.block_until_ready(self.wires.deliver(send, self.wires.extract(send)))
+
+        return (functools.partial(warm, size) for size in sizes)

@@ -198,7 +198,7 @@ class Instance:
         runs it on rows of no tokens, which changes nothing."""
         role, empty = self.role, self.pool.empty_table
         slots = no_slots(self._B, empty) if role.decodes_here else None
-        if role.prefills_here:
+        if role.prefills_here or role.growth:  # which may have to compute KV again
             for T in chunk_buckets(prompt_lens, role.chunk, role.prefills):
                 for C in sorted({row_bucket(n) for n in range(1, role.prefills + 1)}):
                     chunks = no_chunks(C, T, empty)

@@ -129,9 +129,12 @@ class HostPool:
         self._held: dict[int, Sequence[np.ndarray]] = {}
 
     def hold(self, handle: KVHandle) -> None:
+        self._held[handle.rid] = self._zeros(handle.capacity)
+
+    def _zeros(self, tokens: int) -> Sequence[np.ndarray]:
         one = self.layout
-        shape = (2, handle.capacity, one.kv_heads, one.head_dim)
-        self._held[handle.rid] = [np.zeros(shape, jnp.dtype(one.dtype)) for _ in range(one.layers)]
+        shape = (2, tokens, one.kv_heads, one.head_dim)
+        return [np.zeros(shape, jnp.dtype(one.dtype)) for _ in range(one.layers)]
 
     def release(self, rid: int) -> None:
         del self._held[rid]
@@ -149,8 +152,8 @@ class HostPool:
         return Landing(None, piece.sums_K, found.sums_K)
 
     def _layers(self, send: Send) -> Sequence[np.ndarray]:
-        held = self._held.get(send.rid)
         end = send.start + send.length
+        held = self._zeros(end) if send.rid == NOBODY else self._held.get(send.rid)
         if held is None or end > held[0].shape[1]:
             raise NotHeld(
                 f"piece {send.id} of request {send.rid}, from `{send.source}` to `{send.target}`, "
