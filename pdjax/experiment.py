@@ -4,7 +4,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,13 +13,14 @@ import msgspec
 from tqdm import tqdm
 
 import pdjax
-from pdjax.core.config import Config, ConfigError
-from pdjax.core.events import Finish, Hold, Record, Refuse, read_jsonl, write_line
+from pdjax.chats import Requests, connect
+from pdjax.core.config import Config, ConfigError, Transfer
+from pdjax.core.events import Arrived, Finish, Hold, Record, Refuse, read_jsonl, write_line
 from pdjax.core.loop import first_difference
 from pdjax.core.loop import serve as serve_loop
 from pdjax.core.scheduler import Scheduler
 from pdjax.engine import Engine
-from pdjax.metrics import Run
+from pdjax.metrics import Run, analyse
 from pdjax.programs.weights import Checkpoint, open_checkpoint
 from pdjax.report import comparison_table, write_comparison, write_run
 from pdjax.tokenizer import Tokenizer, load_tokenizer
@@ -45,10 +46,7 @@ class Opened(NamedTuple):
 
 def serve(config: Config, placement: str, workdir: Path) -> Run:
     """Serves the config's requests under one placement; the run's folder is `workdir`."""
-    if placement not in config.placements:
-        raise ConfigError(
-            f"`--placement={placement}`: the config has {', '.join(config.placements)}"
-        )
+    _require_placement(config, placement)
     served = _serve(config, placement, workdir, _open(config))
     print(comparison_table({placement: served.run}))
     print(f"{workdir / 'report.html'}")
@@ -79,6 +77,46 @@ def compare(config: Config, workdir: Path) -> dict[str, Run]:
     if config.model.dtype == "float32" and not agreement.startswith("all"):
         raise TokensDiffer(agreement)
     return runs
+
+
+def sweep(
+    config: Config, placement: str, transfers: Mapping[str, Transfer], workdir: Path
+) -> Iterator[tuple[str, Run]]:
+    """Serves the same requests with each of these, which differ in schedule and link only, on one
+    engine. Yields each one's name and run; the run's folder has that name. A run that is there
+    already is read.
+
+    Raises ConfigError where a folder has a run of another config.
+    """
+    _require_placement(config, placement)
+    opened = _open(config)
+    engine: Engine | None = None
+    warm: set[str] = set()
+    for name, transfer in transfers.items():
+        one = config.replace(transfer=transfer)
+        if _is_finished(workdir / name, one, placement):
+            records = list(read_jsonl(workdir / name / "events.jsonl"))
+            yield name, analyse(records, config.placements[placement], config.slo)
+            continue
+        engine = engine or _engine(one, placement, opened)
+        engine.config = one
+        if transfer.schedule not in warm:
+            _warm_up(engine, placement, opened)
+            warm.add(transfer.schedule)
+        yield name, _run(engine, placement, workdir / name, opened).run
+
+
+def _is_finished(folder: Path, config: Config, placement: str) -> bool:
+    """Whether the folder has this run, all of it: its outputs are written when it is over."""
+    if not (folder / "outputs.jsonl").exists():
+        return False
+    text = (folder / "config.json").read_bytes()
+    theirs = msgspec.json.decode(text, type=Config), msgspec.json.decode(text)["placement"]
+    if theirs != (config, placement):
+        raise ConfigError(
+            f"`{folder}` has a run of another config: name another `--workdir`, or delete it"
+        )
+    return True
 
 
 def replay(workdir: Path, config: Config | None = None) -> None:
@@ -131,6 +169,13 @@ def environment(config: Config) -> dict[str, object]:
 # --- one placement -----------------------------------------------------------------------
 
 
+def _require_placement(config: Config, placement: str) -> None:
+    if placement not in config.placements:
+        raise ConfigError(
+            f"`--placement={placement}`: the config has {', '.join(config.placements)}"
+        )
+
+
 def _open(config: Config) -> Opened:
     checkpoint = open_checkpoint(config.model.source)
     tokenizer = load_tokenizer(config.model.source)
@@ -147,15 +192,31 @@ def _open(config: Config) -> Opened:
 
 
 def _serve(config: Config, placement: str, folder: Path, opened: Opened) -> Served:
-    engine = Engine(config, placement, opened.checkpoint, decode=opened.tokenizer.decode)
-    requests = opened.source.requests
-    warm_ups = list(engine.warm_ups([request.prompt_len for request in requests]))
+    engine = _engine(config, placement, opened)
+    _warm_up(engine, placement, opened)
+    return _run(engine, placement, folder, opened)
+
+
+def _engine(config: Config, placement: str, opened: Opened) -> Engine:
+    return Engine(config, placement, opened.checkpoint, decode=opened.tokenizer.decode)
+
+
+def _connected(engine: Engine, opened: Opened) -> Requests:
+    return connect(opened.source, engine.config, lambda rid: engine.texts[rid].tokens)
+
+
+def _warm_up(engine: Engine, placement: str, opened: Opened) -> None:
+    warm_ups = list(engine.warm_ups(_connected(engine, opened).longest))
     for warm_up in tqdm(warm_ups, desc=f"{placement}: compiling", unit="program"):
         warm_up()
+
+
+def _run(engine: Engine, placement: str, folder: Path, opened: Opened) -> Served:
+    config, source = engine.config, _connected(engine, opened)
     folder.mkdir(parents=True, exist_ok=True)
     backend = engine.backend()
-    loop = serve_loop(opened.source, backend, engine.scheduler())
-    progress = tqdm(total=len(requests), desc=f"{placement}: serving", unit="request")
+    loop = serve_loop(source, backend, engine.scheduler())
+    progress = tqdm(total=len(source.longest), desc=f"{placement}: serving", unit="request")
     records: list[Record] = []
     try:
         records.extend(_logged(loop, folder / "events.jsonl", progress))
@@ -166,7 +227,8 @@ def _serve(config: Config, placement: str, folder: Path, opened: Opened) -> Serv
         raise
     finally:
         backend.close()
-    tokens = {request.id: tuple(engine.texts[request.id].tokens) for request in requests}
+    arrived = [record.body.request.id for record in records if isinstance(record.body, Arrived)]
+    tokens = {rid: tuple(engine.texts[rid].tokens) for rid in sorted(arrived)}
     _write_outputs(folder / "outputs.jsonl", tokens, opened.tokenizer)
     run = write_run(folder, config, placement, environment(config), records)
     return Served(run, tokens)
@@ -189,10 +251,16 @@ def _write_outputs(path: Path, tokens: dict[int, tuple[int, ...]], tokenizer: To
             file.write(msgspec.json.encode(line) + b"\n")
 
 
+def _ended(run: Run) -> set[int]:
+    """Requests whose text is whole."""
+    return set(run.requests.query("completed").index)
+
+
 def _agreement(config: Config, served: dict[str, Served]) -> str:
-    """One line: whether every request got the same tokens everywhere."""
+    """One line: whether every request that was served everywhere got the same tokens there."""
     first, *others = served
-    requests = served[first].tokens
+    ended = set.intersection(*(_ended(one.run) for one in served.values()))
+    requests = {rid: ids for rid, ids in served[first].tokens.items() if rid in ended}
     for other in others:
         differ = [rid for rid, ids in requests.items() if served[other].tokens[rid] != ids]
         if differ:
@@ -212,6 +280,8 @@ def _recorded_scheduler(config: Config, placement: str, records: Sequence[Record
         context=config.model.context,
         transfer=config.transfer,
         routing=config.routing,
+        cache=config.cache,
+        recovery=config.recovery,
         layouts={handle.pool: handle.layout for handle in holds},
     )
 

@@ -27,6 +27,7 @@ Write = Callable[[int, int, str], list[int]]  # (number, tokens, heading) -> tha
 _READERS = {"mooncake": read_mooncake, "azure": read_azure}
 # One random stream per concern; the numbers are part of what a seed means.
 _ARRIVALS, _PROMPT_LENGTHS, _OUTPUT_LENGTHS, _TRACE_ROWS, _TEXT, _SAMPLING = range(6)
+_SHARED_PIECE = 1 << 31  # the number of the piece of text that all prompts share
 
 
 @dataclass
@@ -44,6 +45,11 @@ class Source:
     dropped: int = 0
     _next: int = field(default=0, repr=False)
     _clients: dict[int, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def longest(self) -> Sequence[int]:
+        """The prompt length of each request."""
+        return [request.prompt_len for request in self.requests]
 
     def first(self) -> Sequence[Request]:
         """The requests whose arrival is known before the run begins, in order of arrival."""
@@ -91,11 +97,13 @@ def make_source(
     _check(workload, seed, chat)
     rows, dropped = _trace_rows(workload.trace) if workload.trace.path else ([], 0)
     shapes = _shapes(workload, seed, rows)
-    frame = _chat_frame(encode, chat) if encode and chat and workload.chat else ([], [])
-    shapes, clipped = _fit(shapes, context, len(frame[0]) + len(frame[1]))
-    prompts = [()] * len(shapes)
+    frame, write, prompts = ([], []), None, [()] * len(shapes)
     if encode is not None:
         write = _random(seed, vocab) if workload.text == "random" else _stdlib(seed, encode)
+        head, tail = _chat_frame(encode, chat) if chat and workload.chat else ([], [])
+        frame = head + write(_SHARED_PIECE, workload.shared, ""), tail
+    shapes, clipped = _fit(shapes, context, len(frame[0]) + len(frame[1]))
+    if write is not None:
         prompts = _prompts(shapes, workload.trace.length_scale, frame, write)
     closed = workload.arrivals.process == "closed"
     return Source(
@@ -149,6 +157,11 @@ def _check(workload: Workload, seed: int, chat: Chat | None) -> None:
         positive["arrivals.concurrency"] = arrivals.concurrency
     if trace.path:
         positive |= {"trace.length_scale": trace.length_scale, "trace.rate_scale": trace.rate_scale}
+    if workload.shared < 0 or workload.turns < 1 or workload.think_s < 0:
+        raise ConfigError(
+            f"`workload` has `shared` {workload.shared}, `turns` {workload.turns} and `think_s` "
+            f"{workload.think_s}; they must be at least 0, 1 and 0"
+        )
     for name, value in positive.items():
         if not value > 0:
             raise ConfigError(f"`workload.{name}` is {value}; it must be positive")
@@ -229,7 +242,7 @@ def _shapes(workload: Workload, seed: int, rows: list[TraceRow]) -> list[TraceRo
 
 def _fit(shapes: list[TraceRow], context: int, template: int) -> tuple[list[TraceRow], int]:
     """Shapes that fit the context, and how many were clipped. A prompt keeps at least one token
-    beside the `template` tokens of a chat."""
+    beside the `template` tokens of a chat and of what all prompts share."""
     shortest = template + 1
     if context <= shortest:
         raise ConfigError(
@@ -238,8 +251,8 @@ def _fit(shapes: list[TraceRow], context: int, template: int) -> tuple[list[Trac
     short = min(row.prompt_len for row in shapes)
     if short < shortest:
         raise ConfigError(
-            f"a prompt of {short} tokens does not hold the chat template's {template} and one "
-            f"more: ask for prompts of at least {shortest}, or unset `workload.chat`"
+            f"a prompt of {short} tokens does not hold the {template} of the chat template and of "
+            f"`workload.shared` and one more: ask for prompts of at least {shortest} or unset those"
         )
     fitted = []
     for row in shapes:

@@ -314,6 +314,9 @@ class Workload:
 
     text: `stdlib` (pieces of the standard library's documentation), or `random` token ids.
     chat: put each prompt through the model's chat template.
+    shared: tokens that all prompts begin with, as a system prompt would.
+    turns: requests per conversation; a later one follows `think_s` after its predecessor's end, and
+        its prompt is all that was said so far and then its own.
     """
 
     requests: int = 32
@@ -323,6 +326,9 @@ class Workload:
     trace: Trace = field(default_factory=Trace)
     text: Literal["stdlib", "random"] = "stdlib"
     chat: bool = False
+    shared: int = 0
+    turns: int = 1
+    think_s: float = 0.0
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
