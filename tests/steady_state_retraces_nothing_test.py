@@ -1,5 +1,6 @@
 """After its warm-up an engine traces and compiles nothing more, and updates its pools in place."""
 
+import functools
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,11 +10,12 @@ import jax
 import pytest
 from engine_helpers import COLLOCATED, LAYERS, SPLIT, Fixed, config_of, request, tiny
 
-from pdjax.core.config import Clock, Placement, Transfer
+from pdjax.core.config import Clock, Placement, Pool, Transfer
 from pdjax.core.events import AbortAsked, Send, Step
 from pdjax.core.loop import serve
 from pdjax.engine import Engine
 from pdjax.engine.live import LiveBackend
+from pdjax.programs import transports
 from pdjax.programs.step import step_programs
 from pdjax.programs.transfer import transfer_programs
 
@@ -45,6 +47,8 @@ def own_programs(monkeypatch):
     """Engines here compile for themselves: what other tests compiled must not hide anything."""
     monkeypatch.setattr("pdjax.engine.instance.step_programs", step_programs.__wrapped__)
     monkeypatch.setattr("pdjax.engine.pools.transfer_programs", transfer_programs.__wrapped__)
+    fresh = functools.cache(transports._exchange.__wrapped__)
+    monkeypatch.setattr(transports, "_exchange", fresh)
 
 
 def workload():
@@ -99,6 +103,35 @@ def test_serving_after_the_warm_up_compiles_nothing(placement: Placement, schedu
     assert kinds >= ({(True, True)} if placement is MIXED else {(True, False), (False, True)})
     moved = any(isinstance(r.body, Send) or getattr(r.body, "sends", ()) for r in records)
     assert moved == (len(engine.pools) > 1)
+
+
+SWAPPING = SPLIT | {
+    "decode": replace(
+        SPLIT["decode"],
+        pool=Pool(tokens=96, page_size=4),
+        growth=4,
+        preempt="swap",
+        swap_tokens=256,
+    )
+}
+
+
+@pytest.mark.parametrize(
+    ("placement", "transport"),
+    [(SPLIT, "collective"), (SPLIT, "host"), (SWAPPING, "device_put")],
+    ids=["collective", "host", "swap"],
+)
+def test_every_way_of_kv_is_warmed_up(placement: Placement, transport):
+    transfer = Transfer(transport, groups=2, checksum=True)
+    engine = Engine(config_of(placement, transfer=transfer), "it", tiny())
+    for warm_up in engine.warm_ups([16, 13]):
+        warm_up()
+    requests = [request(i, 16 - 3 * (i % 2), max_tokens=20) for i in range(4)]
+    with compilations() as seen:
+        records = list(serve(Fixed(requests), engine.backend(), engine.scheduler()))
+    assert not seen
+    purposes = {r.body.purpose for r in records if isinstance(r.body, Send)}
+    assert ("swap_in" in purposes) == (placement is SWAPPING)
 
 
 def test_serving_without_a_warm_up_is_seen_to_compile():
