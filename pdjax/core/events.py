@@ -37,7 +37,7 @@ class AbortAsked(_Message):
     rid: int
 
 
-class Emitted(msgspec.Struct, frozen=True):
+class Emitted(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tokens of one request that a step produced. `stopped`: the last of them ends the text."""
 
     rid: int
@@ -93,7 +93,7 @@ class TimeUp(_Message):
 # --- Actions -----------------------------------------------------------------------------
 
 
-class KVHandle(msgspec.Struct, frozen=True):
+class KVHandle(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a request's KV lies: pages (`pool`, offset, generation), oldest token first.
 
     `layout` is the fingerprint of the pool's arrays; `capacity` is in tokens. The first `shared`
@@ -139,7 +139,7 @@ class Chunk(msgspec.Struct, frozen=True):
     last: bool
 
 
-class Decode(msgspec.Struct, frozen=True):
+class Decode(msgspec.Struct, frozen=True, omit_defaults=True):
     """Up to `count` tokens for the request in `slot`, whose newest token sits at `position`.
     `joined`: it has just taken the slot, so the step before does not have that token."""
 

@@ -3,7 +3,7 @@
 import msgspec
 
 
-class SamplingParams(msgspec.Struct, frozen=True):
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a request's tokens are chosen and when it ends.
 
     `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off. `stop_tokens` are token ids,
@@ -29,7 +29,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
             raise ValueError(f"`seed` is {self.seed}; it must be in [0, 2**32)")
 
 
-class Request(msgspec.Struct, frozen=True):
+class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request. `id` is ours and unique; `client_id` is the client's and need not be.
 
     Decisions use `prompt_len` only. `prompt` (token ids) is for the engine: a simulated
