@@ -35,7 +35,7 @@ class Cached:
 class LedgerAndModel(RuleBasedStateMachine):
     @initialize(
         form=st.sampled_from(sorted(FORMS)),
-        block=st.sampled_from([PAGE, 2 * PAGE]),
+        block=st.sampled_from([PAGE, 2 * PAGE, 4 * PAGE]),
         eviction=st.sampled_from(["lru", "fifo"]),
         retained=st.booleans(),
     )

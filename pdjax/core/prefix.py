@@ -92,7 +92,7 @@ class PrefixIndex:
     def blocks_in(self, pages: Sequence[int], step: int) -> list[CachedBlock | None]:
         """For each whole block of `step` pages in `pages`: the cached block that lies there."""
         get = self._by_first_page.get
-        return [get(page) for page in pages[: len(pages) - step + 1 : step]]
+        return [get(pages[at]) for at in range(0, len(pages) - step + 1, step)]
 
     def idle_blocks(self) -> Iterator[CachedBlock]:
         return (block for block in self._by_hash.values() if not block.holders)
