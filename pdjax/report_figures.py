@@ -290,7 +290,9 @@ def _timeline(runs: Runs, began_s: float, ended_s: float, merge: bool) -> Figure
                 )
             if not merge:
                 _label_prefills(ax, visible, y, began_s, ended_s)
-        marked |= _mark_incidents(ax, runs[name].incidents, list(rows[name]))
+        found = runs[name].incidents
+        found = found[found["t_s"].between(began_s, ended_s)]
+        marked |= _mark_incidents(ax, found, list(rows[name]))
         labels = [row.replace("->", "→") for row in rows[name]]
         ax.set(yticks=range(len(rows[name])), yticklabels=labels, xlim=(began_s, ended_s))
         ax.set_ylim(len(rows[name]) - 0.5, -0.5)
@@ -307,7 +309,7 @@ def _mark_incidents(ax: Axes, incidents: pd.DataFrame, rows: list[str]) -> set[s
     for what, some in found.groupby("what"):
         marker, colour = INCIDENT_MARKS[str(what)]
         y = [rows.index(where) if where in rows else -0.45 for where in some["where"]]
-        ax.plot(some["t_s"], y, marker, color=colour, ms=5, mec="white", mew=0.5, clip_on=True)
+        ax.plot(some["t_s"], y, marker, color=colour, ms=5, mec="white", mew=0.5, clip_on=False)
     return set(found["what"])
 
 

@@ -16,7 +16,7 @@ from record_builders import (
     served,
 )
 
-from pdjax.core.config import Pool, Role
+from pdjax.core.config import Fault, Pool, Recovery, Role
 from pdjax.core.events import Down, Finish, Preempt, Release, Retry, Send, SendFailed, Up
 from pdjax.core.request import Request, SamplingParams
 from pdjax.metrics import STAGES, summary
@@ -219,3 +219,35 @@ def test_stages_of_preempted_requests_add_up(how):
     assert (last[["pages", "held_tokens", "stored_tokens"]] == 0).all(axis=None)
     assert (run.pools["stored_tokens"] <= run.pools["held_tokens"]).all()
     assert summary(run)["kv_held_tokens_peak"] <= 512 + 1024
+
+
+FAULTS = {  # fault, and what it must have cost somebody
+    "kill decode": (Fault("kill", at=20, instance="decode/0", seconds=0.5), "instances_down"),
+    "kill prefill": (Fault("kill", at=3, instance="prefill/0", seconds=0.2), "instances_down"),
+    "drop": (Fault("drop", at=10), "pieces_cancelled"),
+    "corrupt": (Fault("corrupt", at=10), "pieces_failed"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_stages_of_retried_requests_add_up(name):
+    fault, count = FAULTS[name]
+    slab = Pool("slab", tokens=2048, page_size=16)
+    pool = Pool(tokens=2048, page_size=16)
+    placement = {
+        "prefill": Role("prefill", pool=slab, chunk=256),
+        "decode": Role("decode", instances=2, pool=pool, chunk=256),
+    }
+    known = [Request(i, i * 10**8, 100, SamplingParams(max_tokens=30)) for i in range(10)]
+    recovery = Recovery(lease_s=0.5)
+    log = served(placement, known, faults=(fault,), checksum=True, recovery=recovery)
+    run = measured(log, placement)
+    numbers, table = summary(run), run.requests
+    assert numbers[count] == 1
+    assert numbers["retries"] >= 1
+    assert numbers["interrupted_s"] > 0
+    assert numbers["redone_tokens"] >= 100
+    stages = table[[f"{stage}_s" for stage in STAGES]]
+    np.testing.assert_allclose(stages.sum(axis=1), table["e2e_s"], rtol=0, atol=1e-9)
+    assert table["tokens"].tolist() == [30] * 10
+    assert (run.pools.groupby("pool").last()["stored_tokens"] == 0).all()

@@ -5,7 +5,7 @@ Milliseconds keep the literals short; `MS` turns them into the log's nanoseconds
 
 import numpy as np
 
-from pdjax.core.config import Link, Placement, Pool, Role, Transfer
+from pdjax.core.config import Fault, Link, Placement, Pool, Role, Transfer
 from pdjax.core.events import (
     Action,
     Arrived,
@@ -26,7 +26,8 @@ from pdjax.core.loop import serve
 from pdjax.core.request import Request, SamplingParams
 from pdjax.core.scheduler import Scheduler
 from pdjax.cost import Cost
-from pdjax.virtual import VirtualBackend
+from pdjax.faults import with_faults
+from pdjax.virtual import Unseen, VirtualBackend
 
 MS = 1_000_000
 KV_BYTES = 4096
@@ -146,13 +147,15 @@ def served(
     groups: int = 4,
     bytes_per_s: float = 50e6,
     schedule: str = "layerwise",
+    checksum: bool = False,
+    faults: tuple[Fault, ...] = (),
     **policies,
 ) -> list[Record]:
     """The log of serving `known` with the real policies in virtual time: a step takes 5 ms + 0.5 ms
     per prompt token + 1 ms per decode, a piece 1 ms + its bytes at `bytes_per_s`."""
     link = Link(bytes_per_s=bytes_per_s, latency_s=1e-3)
     cost = Cost(step_ns, lambda send: send.length * KV_BYTES // send.groups, link)
-    transfer = Transfer(groups=groups, schedule=schedule, link=link)
+    transfer = Transfer(groups=groups, schedule=schedule, link=link, checksum=checksum)
     scheduler = Scheduler(placement, context=4096, transfer=transfer, **policies)
-    backend = VirtualBackend(cost, _emit, lambda event: None)
-    return list(serve(_Listed(known), backend, scheduler))
+    backend = VirtualBackend(cost, _emit, lambda event: None, contents=Unseen(checksum))
+    return list(serve(_Listed(known), with_faults(backend, faults, placement), scheduler))
