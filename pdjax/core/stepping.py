@@ -100,7 +100,8 @@ def _plan_decode(b: Books, instance: Instance, steps: int) -> tuple[Decode, ...]
     decodes = []
     for t in seated:
         count = min(steps, t.request.max_tokens - t.asked)
-        if t.leaving or not t.prefilled or not count:
+        preempted = t.slot is None  # by an older one, a moment ago
+        if preempted or t.leaving or not t.prefilled or not count:
             continue
         position = t.request.prompt_len + t.asked - 1
         if make_room(b, instance, t, position + count):
