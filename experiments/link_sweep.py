@@ -2,7 +2,7 @@
 
     python -m experiments.link_sweep --config=configs/links.py
 
-Every transfer schedule is served over every preset link and over --bandwidths. The table has, as
+Every transfer schedule is served over each of --links. The table has, as
 medians over requests, the bytes of a hand-off, the time that they need on the link alone (Tx), for
 how long pieces of it were on the wire, how much of that the request waited for (exposed), beside
 the closed form max(Tx/L, Tx - Tp (L - 1)/L) for L layer groups and a prefill that takes Tp: what no
@@ -13,27 +13,31 @@ it is started again. Takes about 10 minutes on 2 cores.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib
+import numpy as np
+import pandas as pd
 from absl import flags
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from experiments.flags import run_with_config, setup_devices
-from pdjax.core.config import Config, Link
+from pdjax.core.config import Config, ConfigError, Link
 from pdjax.links import PRESETS, resolve
 from pdjax.metrics import Run
 from pdjax.report_style import PLACEMENT_COLOURS, STYLE, svg
 
 SCHEDULES = ("whole", "layerwise", "streaming")
 PLACEMENT = flags.DEFINE_string("placement", "disaggregated", "One of the config's placements.")
-BANDWIDTHS = flags.DEFINE_list(
-    "bandwidths", ["3e8", "1e8", "3e7", "1e7", "3e6"], "Links besides the presets, in bytes/s."
+LINKS = flags.DEFINE_list(
+    "links", [*PRESETS, "3e8", "1e8", "3e7", "1e7", "3e6"], "Presets and bandwidths in bytes/s."
 )
 
 
@@ -52,23 +56,38 @@ class Row(NamedTuple):
     tpot_ms: float
 
 
-def links(bandwidths: Sequence[str]) -> dict[str, Link]:
-    """The presets and these, fastest first."""
-    all_links = {name: Link(preset=name) for name in PRESETS}  # type: ignore[arg-type]
-    all_links |= {f"{float(text):g}": Link(bytes_per_s=float(text)) for text in bandwidths}
-    by_speed = sorted(all_links.items(), key=lambda item: -resolve(item[1]).bytes_per_s)
-    return dict(by_speed)
+def links(names: Sequence[str]) -> dict[str, Link]:
+    """The links of these names, fastest first. Raises ConfigError where one is not a link."""
+    found = {name: _link(name) for name in names}
+    return dict(sorted(found.items(), key=lambda item: -resolve(item[1]).bytes_per_s))
+
+
+def _link(name: str) -> Link:
+    try:
+        link = Link(preset=name) if name in PRESETS else Link(bytes_per_s=float(name))  # type: ignore[arg-type]
+    except ValueError:
+        link = Link()
+    if not 0 < resolve(link).bytes_per_s < math.inf:
+        raise ConfigError(
+            f"`--links={name}`: `{name}` is neither bytes/s nor one of {', '.join(PRESETS)}"
+        )
+    return link
 
 
 def measured(schedule: str, name: str, link: Link, run: Run) -> Row:
     """Of the requests whose KV was handed off."""
-    speed, moves = resolve(link), run.moves[run.moves["purpose"] == "hand_off"]
-    nbytes = moves["bytes"].median()
-    alone_s = speed.latency_s + nbytes / speed.bytes_per_s
-    times = [moves[column].median() for column in ("wire_s", "exposed_s", "closed_form_s")]
-    clients = [run.requests[column].median() for column in ("ttft_s", "tpot_s")]
-    in_ms = (1e3 * seconds for seconds in (alone_s, *times, *clients))
-    return Row(schedule, name, speed.bytes_per_s, nbytes / 1e6, *in_ms)
+    speed, moves = resolve(link), run.moves.query("purpose == 'hand_off'")
+    nbytes = _median(moves, "bytes")
+    seconds = (
+        speed.latency_s + nbytes / speed.bytes_per_s,
+        *(_median(moves, column) for column in ("wire_s", "exposed_s", "closed_form_s")),
+        *(_median(run.requests, column) for column in ("ttft_s", "tpot_s")),
+    )
+    return Row(schedule, name, speed.bytes_per_s, nbytes / 1e6, *(1e3 * s for s in seconds))
+
+
+def _median(table: pd.DataFrame, column: str) -> float:
+    return float(np.nanmedian(np.asarray(table[column])))
 
 
 def show(rows: Sequence[Row]) -> None:
@@ -83,7 +102,7 @@ def show(rows: Sequence[Row]) -> None:
 
 def draw(rows: Sequence[Row]) -> str:
     """What a request waits for against the link's bandwidth, one line per schedule, as SVG."""
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE):  # pyright: ignore[reportArgumentType]
         figure = Figure(figsize=(7.0, 4.0))
         axes = figure.subplots()
         for schedule, colour in zip(SCHEDULES, PLACEMENT_COLOURS, strict=False):
@@ -94,13 +113,16 @@ def draw(rows: Sequence[Row]) -> str:
             if schedule == "layerwise":
                 axes.plot(speeds, [row.closed_form_ms for _, row in mine], "k--", linewidth=1,
                           label="closed form")  # fmt: skip
-        for name, preset in PRESETS.items():
-            axes.axvline(preset.bytes_per_s / 1e9, color="#bbbbbb", linewidth=0.8)
-            axes.text(preset.bytes_per_s / 1e9, 1.01, name, rotation=60, fontsize=7,
+        presets = {row.link: row.bytes_per_s / 1e9 for row in rows if row.link in PRESETS}
+        for height, (name, speed) in zip(cycle((0.99, 0.79, 0.59)), presets.items(), strict=False):
+            axes.axvline(speed, color="#bbbbbb", linewidth=0.8)
+            axes.text(speed, height, name, rotation=90, ha="right", va="top", fontsize=7,
                       transform=axes.get_xaxis_transform())  # fmt: skip
-        axes.set(xscale="log", yscale="symlog", xlabel="bandwidth, one way (GB/s)",
-                 ylabel="waited for the wire (ms)", ylim=(0, None))  # fmt: skip
-        axes.legend()
+        axes.set(xscale="log", xlabel="bandwidth, one way (GB/s)")
+        axes.set_yscale("symlog", linthresh=0.1)
+        axes.set(ylabel="waited for the wire (ms)")
+        axes.set_ylim(bottom=0)
+        axes.legend(loc="lower left")
         return svg(figure)
 
 
@@ -108,7 +130,7 @@ def main(config: Config, workdir: Path) -> None:
     setup_devices()
     from pdjax.experiment import sweep
 
-    chosen = links(BANDWIDTHS.value)
+    chosen = links(LINKS.value)
     transfers = {
         f"{schedule}-{name}": replace(config.transfer, schedule=schedule, link=link)
         for schedule in SCHEDULES

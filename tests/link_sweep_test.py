@@ -77,8 +77,15 @@ def test_a_folder_of_another_config_is_refused(swept):
 
 
 def test_links_go_from_fast_to_slow():
-    names = list(link_sweep.links(["3e7", "1e12"]))
-    assert names[0] == "1e+12" and names[1] == "nvlink4" and names[-2:] == ["tcp-10g", "3e+07"]
+    assert list(link_sweep.links(["3e7", "tcp-10g", "1e12", "nvlink4"])) == [
+        "1e12", "nvlink4", "tcp-10g", "3e7",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["nvlink5", "0", "-3", "inf", "nan"])
+def test_what_is_no_link_is_refused(name):
+    with pytest.raises(ConfigError, match=f"`{name}` is neither bytes/s nor one of nvlink4, "):
+        link_sweep.links(["1e7", name])
 
 
 def test_the_figure_has_a_line_per_schedule(swept):
