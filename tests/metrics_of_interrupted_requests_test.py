@@ -203,7 +203,7 @@ def pressed(how: str) -> dict[str, Role]:
     }
 
 
-@pytest.mark.parametrize("how", ["recompute", "return"])
+@pytest.mark.parametrize("how", ["recompute", "return", "swap"])
 def test_stages_of_preempted_requests_add_up(how):
     known = [Request(i, i * 10**7, 80, SamplingParams(max_tokens=120)) for i in range(8)]
     placement = pressed(how)
