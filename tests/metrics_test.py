@@ -23,8 +23,8 @@ from record_builders import (
 from pdjax.core.config import SLO, Pool, Role
 from pdjax.core.events import AbortAsked, Emitted, Finish, Landed, Refuse, Release, Send, StepDone
 from pdjax.metrics import STAGES, LogError, Run, analyse, attainment, queue_growth, summary
-from pdjax.metrics.summary import busy_s, time_mean
 from pdjax.metrics.pools import external_fragmentation
+from pdjax.metrics.summary import busy_s, time_mean
 
 ANY = SLO(ttft_s=1.0, tpot_s=1.0)
 BOTH = "both/0"
