@@ -17,7 +17,7 @@ import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# Only programs.transfer, which says so, copies between devices; in threads of the engine too.
+# Only programs.transports, which says so, copies between devices; in threads of the engine too.
 jax.config.update("jax_transfer_guard_device_to_device", "disallow_explicit")
 
 
