@@ -9,7 +9,7 @@ the closed form max(Tx/L, Tx - Tp (L - 1)/L) for L layer groups and a prefill th
 layerwise schedule can hide. Waiting shows in TPOT, not in TTFT: prefill emits the first token.
 
 Runs and a figure, link_sweep.svg, go to the results' folder. Interrupted, it goes on there when
-it is started again. Takes about 10 minutes on 2 cores.
+it is started again. Each point takes about half a minute on two busy cores, and what the wire adds.
 """
 
 import json
