@@ -1,5 +1,6 @@
 """What differs between jax 0.10.2 and 0.12, and what a kernel asks about its chip."""
 
+import jax
 from jax.experimental.pallas import tpu as pltpu
 
 
@@ -10,3 +11,8 @@ def tensor_cores() -> int:
         return pltpu.get_tpu_info().num_cores
     except (ValueError, NotImplementedError):
         return 1
+
+
+def stays_in_hbm(x: jax.Array) -> jax.Array:
+    """x, which XLA must not copy to vector memory for a kernel that reads a part of it."""
+    return pltpu.with_memory_space_constraint(x, pltpu.HBM)

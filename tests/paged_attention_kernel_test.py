@@ -65,9 +65,7 @@ def test_text_in_two_pools_matches_text_in_one(implementation, page):
 
 def test_named_implementation_declines_in_one_line():
     p = problem(dataclasses.replace(TINY[0], H=24))
-    for implementation, message in (
-        ("cuda", "`implementation` 'cuda' is none of"),
-    ):
+    for implementation, message in (("cuda", "`implementation` 'cuda' is none of"),):
         with pytest.raises(ValueError, match=message) as error:
             fused_paged_attention(*p.arguments, implementation=implementation)
         assert "\n" not in str(error.value)

@@ -9,7 +9,7 @@ from kernel_problems import assert_solved, problem
 from kernels_pallas.prefill_attention import prefill_attention
 from kernels_pallas.prefill_attention.specs import REAL, TINY
 
-IMPLEMENTATIONS = ("xla",)
+IMPLEMENTATIONS = ("xla", "tpu_interpret")
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -80,7 +80,7 @@ def fused_paged_attention(
         )
         for pool, table, run_, (position_B, keys_B) in zip(pools, tables, runs, spans, strict=True)
     ]
-    return ref.combine(partials).astype(q_BTNH.dtype)
+    return ref.combine(partials).o_BTNH.astype(q_BTNH.dtype)
 
 
 def _xla() -> Callable[..., ref.Partial]:

@@ -91,14 +91,15 @@ def partial_attention(
     return _attend(text, q_BTNH * scale, table_Bn, position_B, keys_B, length_B)
 
 
-def combine(partials: Sequence[Partial]) -> jax.Array:
-    """float32 o_BTNH over all keys of partials that have none in common (Flash-Decoding,
+def combine(partials: Sequence[Partial]) -> Partial:
+    """Attention to the keys of all of these, which have none in common (Flash-Decoding,
     https://crfm.stanford.edu/2023/10/12/flashdecoding.html)."""
     if len(partials) == 1:
-        return partials[0].o_BTNH
+        return partials[0]
     o_RBTNH, lse_RBTN = (jnp.stack(arrays) for arrays in zip(*partials, strict=True))
-    weight_RBTN = jax.nn.softmax(lse_RBTN, axis=0)
-    return (o_RBTNH * weight_RBTN[..., None]).sum(0)
+    lse_BTN = jax.nn.logsumexp(lse_RBTN, axis=0)
+    weight_RBTN = jnp.exp(lse_RBTN - lse_BTN[None])
+    return Partial((o_RBTNH * weight_RBTN[..., None]).sum(0), lse_BTN)
 
 
 def _attend(text, q_BTNH, table_Bn, position_B, keys_B, length_B) -> Partial:

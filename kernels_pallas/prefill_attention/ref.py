@@ -33,4 +33,4 @@ def prefill_attention(
         scale=scale,
         run=run,
     )
-    return ref.combine([partial]).astype(q_CTNH.dtype)
+    return partial.o_BTNH.astype(q_CTNH.dtype)

@@ -1,0 +1,200 @@
+"""What a step of tpu_walk computes.
+
+The queries of a pack of c heads are one block-diagonal matrix [rows, c * 128] that meets the heads'
+keys side by side, so that few rows still fill a register: one matrix product for the scores
+[rows, S], a token per lane, and one with the values. For H = 64 the key and the value of a token
+share 128 lanes: zeros in q hide the value, and the last 64 lanes are the result.
+"""
+
+import functools
+import itertools
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from kernels_pallas.tpu_walk import LANES, LOG2E, MASKED, Arithmetic, Plan, Refs
+
+
+def begin_row(plan: Plan, refs: Refs, slot) -> None:
+    """Lays out the row's queries and clears its sums."""
+
+    def one(pack, _):
+        q_RH = refs.ring_bCRH[slot, pack]
+        for h in range(plan.heads):
+            own_RH = _head(plan, q_RH.shape) == h
+            own_RH = q_RH if plan.heads == 1 else jnp.where(own_RH, q_RH, jnp.zeros_like(q_RH))
+            refs.q_CRX[pack, :, _lanes(plan, h)] = own_RH
+        for sums, value in ((refs.top_CRH, MASKED), (refs.sum_CRH, 0.0), (refs.o_CRX, 0.0)):
+            sums[pack] = jnp.full(sums.shape[1:], value, sums.dtype)
+
+    lax.fori_loop(0, plan.packs, one, None, unroll=not plan.loop)
+
+
+def compute(plan: Plan, refs: Refs, row, block, slot) -> None:
+    """Adds what the row's queries find in one block."""
+    begin = block * plan.tokens
+    position, keys = refs.position_V[row] - begin, refs.keys_V[row] - begin
+    if refs.scale_P1X is not None:
+        _line_up_scales(plan, refs, keys, slot)
+    if not plan.loop:
+        for pack in range(plan.packs):
+            _attend(plan, refs, position, keys, slot, pack, 0, True)
+        return
+
+    def all_packs(masked):
+        @functools.partial(lax.fori_loop, 0, plan.packs, init_val=None)
+        def _(pack, _):
+            if refs.kv_2SX is not None:
+                for i, lane in enumerate((0, plan.value_lane)):
+                    refs.kv_2SX[i] = _side_by_side(plan, refs, slot, pack, lane)
+
+            @functools.partial(lax.fori_loop, 0, plan.rows // plan.part, init_val=None)
+            def _(part, _):
+                _attend(plan, refs, position, keys, slot, pack, part * plan.part, masked)
+
+    # Large tiles are worth a second copy of the code, for blocks that every query sees.
+    clear = plan.tokens <= jnp.minimum(position + 1, keys)
+    if plan.window is not None:
+        clear &= position + plan.T - plan.window <= 0
+    lax.cond(clear, lambda: all_packs(False), lambda: all_packs(True))
+
+
+def end_row(plan: Plan, refs: Refs) -> None:
+    """The row's result, and the logarithm of its sum."""
+
+    def one(pack, _):
+        top_RH = refs.top_CRH[pack]
+        seen_R1 = top_RH[:, :1] > MASKED
+        sum_R1 = jnp.where(seen_R1, refs.sum_CRH[pack].sum(-1, keepdims=True), 1.0)
+        o_RH = refs.o_CRX[pack, :, _lanes(plan, 0)]
+        for h in range(1, plan.heads):
+            own_RH = _head(plan, o_RH.shape) == h
+            o_RH = jnp.where(own_RH, refs.o_CRX[pack, :, _lanes(plan, h)], o_RH)
+        o_RH = jnp.where(seen_R1, o_RH * (1.0 / sum_R1), 0.0)
+        refs.out_CRH[pack] = o_RH.astype(plan.o_dtype)
+        if refs.out_lse_CRH is not None:
+            lse_RH = (top_RH + jnp.log2(sum_R1)) / LOG2E
+            refs.out_lse_CRH[pack] = jnp.where(seen_R1, lse_RH, MASKED)
+
+    lax.fori_loop(0, plan.packs, one, None, unroll=not plan.loop)
+
+
+ARITHMETIC: Arithmetic = (begin_row, compute, end_row)
+
+
+def _lanes(plan: Plan, h: int) -> slice:
+    return slice(h * plan.lanes, (h + 1) * plan.lanes)
+
+
+def _head(plan: Plan, shape: tuple[int, ...]):
+    """Which head of its pack each row belongs to."""
+    return lax.broadcasted_iota(jnp.int32, shape, len(shape) - 2) // (plan.G * plan.T)
+
+
+def _attend(plan: Plan, refs: Refs, position, keys, slot, pack, first, masked: bool) -> None:
+    """One pack of heads over one block; positions count from the block's beginning."""
+    rows = pl.ds(first, plan.part) if plan.loop else slice(None)
+    q_RX = refs.q_CRX[pack, rows]
+    scaled = refs.scale_P1X is not None
+    if refs.kv_2SX is not None:
+        k_SX, v_SX = refs.kv_2SX[0], refs.kv_2SX[1]
+    else:
+        k_SX, v_SX = (_side_by_side(plan, refs, slot, pack, x) for x in (0, plan.value_lane))
+    precision = lax.Precision.HIGHEST if q_RX.dtype == jnp.float32 else None
+    dot = functools.partial(
+        lax.dot_general, precision=precision, preferred_element_type=jnp.float32
+    )
+    s_RS = dot(q_RX, k_SX, (((1,), (1,)), ((), ())))
+    if scaled:
+        s_RS *= _scales(plan, refs, pack, 0)
+    if plan.softcap is not None:
+        s_RS = jnp.tanh(s_RS) * (plan.softcap * LOG2E)
+    if masked:
+        s_RS = jnp.where(_seen(plan, position, keys, first, s_RS.shape), s_RS, MASKED)
+
+    before_RH = refs.top_CRH[pack, rows]
+    top_RH = jnp.maximum(before_RH, s_RS.max(axis=1, keepdims=True))
+    fade_RH = jnp.exp2(before_RH - top_RH)
+    p_RS = jnp.exp2(s_RS - _wide(top_RH, plan.tokens))
+    refs.top_CRH[pack, rows] = top_RH
+    sums_RH = sum(p_RS[:, at : at + LANES] for at in range(0, plan.tokens, LANES))
+    refs.sum_CRH[pack, rows] = refs.sum_CRH[pack, rows] * fade_RH + sums_RH
+    if scaled:
+        p_RS *= _scales(plan, refs, pack, 1)
+    o_RX = dot(p_RS.astype(q_RX.dtype), v_SX, (((1,), (0,)), ((), ())))
+    faded_RX = refs.o_CRX[pack, rows] * _wide(fade_RH, o_RX.shape[1])
+    refs.o_CRX[pack, rows] = faded_RX + o_RX
+
+
+def _side_by_side(plan: Plan, refs: Refs, slot, pack, lane: int):
+    """Keys or values of a pack's heads, [S, heads * lanes], as numbers of q's dtype."""
+    heads = [pack * plan.heads + h for h in range(plan.heads)]
+    parts = [refs.ring_bKpJ[slot, :, h, :, lane : lane + plan.lanes] for h in heads]
+    x_SX = jnp.concatenate([x.reshape(plan.tokens, plan.lanes) for x in parts], axis=1)
+    scaled = refs.scale_P1X is not None
+    return x_SX.astype(jnp.float32).astype(refs.q_CRX.dtype) if scaled else x_SX
+
+
+def _wide(x_RH, width: int):
+    """x, all lanes of which are equal, with more of them."""
+    return jnp.concatenate([x_RH] * (width // LANES), axis=1)
+
+
+def _seen(plan: Plan, position, keys, first, shape):
+    """Which tokens of the block each query of a pack sees."""
+    at_RS = lax.broadcasted_iota(jnp.int32, shape, 1)
+    if plan.T > 1:
+        position += lax.rem(lax.broadcasted_iota(jnp.int32, (shape[0], 1), 0) + first, plan.T)
+    seen_RS = at_RS < jnp.minimum(position + 1, keys)
+    return seen_RS if plan.window is None else seen_RS & (at_RS > position - plan.window)
+
+
+def _scales(plan: Plan, refs: Refs, pack, which: int):
+    """The factors of a pack's scores (which = 0) or probabilities (1), [rows, S]."""
+    shape = (plan.part, plan.tokens)
+    scale_RS = jnp.zeros(shape, jnp.float32)
+    for h in range(plan.heads):
+        row = 2 * (pack * plan.heads + h) + which
+        row = pl.ds(row, 1) if plan.loop else slice(row, row + 1)
+        scale_1S = refs.scale_YS[row, :]
+        own_RS = _head(plan, shape) == h
+        scale_RS = scale_1S if plan.heads == 1 else jnp.where(own_RS, scale_1S, scale_RS)
+    return scale_RS
+
+
+def _line_up_scales(plan: Plan, refs: Refs, keys, slot) -> None:
+    """From rows of (head, K or V, token) per page to rows of tokens per (head, K or V).
+
+    A register holds u = 128 / p pieces of a page's row side by side, and is to hold one piece of
+    each of u pages: a transpose of u by u pieces. Page j is rotated by j pieces, so that row a of
+    the result finds its pieces on a diagonal, and is then rotated back by a.
+    """
+    p = plan.page
+    width = min(LANES, 2 * plan.K * p)
+    u, pieces = max(1, LANES // p), max(1, width // p)
+    shape = pieces, LANES
+    lane_aH, a_aH = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (1, 0))
+    tiles = range(plan.tokens // LANES), range(2 * plan.K // pieces)
+    for at, chunk in itertools.product(*tiles):
+        scale_aH = jnp.zeros(shape, jnp.float32)
+        for j in range(u):
+            page_1H = _page_scales(plan, refs, slot, at * LANES + j * p, chunk, width)
+            page_aH = pltpu.roll(jnp.broadcast_to(page_1H, shape), j * p, 1) if j else page_1H
+            mine_aH = (lane_aH // p - a_aH) % u == j
+            scale_aH = jnp.where(mine_aH, page_aH, scale_aH)
+        if u > 1:
+            scale_aH = pltpu.roll(scale_aH, 0, 1, stride=LANES - p, stride_axis=0)
+        scale_aH = jnp.where(lane_aH < keys - at * LANES, scale_aH, 0.0)
+        rows = slice(chunk * pieces, (chunk + 1) * pieces)
+        refs.scale_YS[rows, at * LANES : (at + 1) * LANES] = scale_aH
+
+
+def _page_scales(plan: Plan, refs: Refs, slot, token: int, chunk: int, width: int):
+    """A register's width of the scales of the page that holds a token of the block."""
+    page, within = divmod(token, plan.page)
+    # A page of more than a register's width has a piece for every 128 of its tokens.
+    lane = chunk * max(LANES, plan.page) + within
+    page_1H = refs.ring_b1X[slot, page, :, lane : lane + width]
+    return page_1H if width == LANES else jnp.pad(page_1H, ((0, 0), (0, LANES - width)))

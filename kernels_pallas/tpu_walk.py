@@ -1,0 +1,337 @@
+"""Attention over pages on TPU: one loop over the steps of all rows, pages fetched ahead.
+
+A row is a tile of queries of one text: a slot's new tokens in decode, a stretch of a chunk in
+prefill. A step is a row's meeting with one block of its text's pages, all heads of them. The steps
+of all rows form one list, which a core walks; rows without keys have none. While a step computes,
+the pages of the next ones, and the queries of the next row, are on their way to the other places of
+a ring of buffers, so only the first step waits for the memory's latency.
+
+With two cores per device (v5p) each walks half of the list. Where rows are few the cut may fall
+inside a row: each core then gives what it has of every row, and the parts are combined afterwards.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from kernels_pallas import compat
+from kernels_pallas.dispatch import UnsupportedError
+from kernels_pallas.pages import Pages
+
+LANES = 128
+VMEM_BYTES = 56 * 2**20
+TABLE_BYTES = 2**19  # of a core's 1 MiB of scalar memory
+MASKED = -1e30  # finite, so that a row with nothing to see has no NaN
+LOG2E = 1.4426950408889634
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Sizes of one call. A step's count all heads of one device."""
+
+    V: int  # rows
+    T: int  # query tokens of a row
+    K: int
+    G: int
+    H: int
+    page: int
+    run: int
+    n: int  # entries of a text's table
+    heads: int  # of a pack: their queries make one matrix
+    rows: int  # of it: (head, query head of its group, token), filled up to a tile of 8
+    units: int  # runs of pages of a step
+    ring: int  # steps whose pages are in flight or in use
+    cores: int
+    partial: bool  # give lse; then two cores may share a row
+    window: int | None
+    softcap: float | None
+    loop: bool  # over packs and parts, rather than a copy of the code for each
+    part: int  # of a pack's rows that go through the matrix unit together
+    o_dtype: Any
+
+    @property
+    def packs(self) -> int:
+        return self.K // self.heads
+
+    @property
+    def tokens(self) -> int:
+        return self.units * self.run * self.page
+
+    @property
+    def steps(self) -> int:
+        """The most that all rows can have."""
+        return self.V * pl.cdiv(self.n, self.units * self.run)
+
+    @property
+    def lanes(self) -> int:
+        """Of one head's operands and results."""
+        return max(self.H, LANES)
+
+    @property
+    def value_lane(self) -> int:
+        """Where a token's value begins. Below 128 lanes key and value are one operand."""
+        return self.H if self.H >= LANES else 0
+
+
+class Rows(NamedTuple):
+    """Queries v of row r stand at position_V[r] + t among keys [0, keys_V[r]) of text text_V[r]."""
+
+    text_V: jax.Array
+    position_V: jax.Array
+    keys_V: jax.Array
+
+
+class Refs(NamedTuple):
+    """Arguments of the kernel, in order. None where pages have no scales, or no lse is given."""
+
+    bound_X: Any  # where in the list each core begins, and the last ends
+    row_I: Any  # the row of each step
+    offset_V: Any  # a row's step less its block
+    text_V: Any
+    position_V: Any
+    keys_V: Any
+    table_X: Any
+    q_VCRH: Any
+    kv_PKpJ: Any
+    scale_P1X: Any
+    o_WVCRH: Any
+    lse_WVCRH: Any
+    ring_bKpJ: Any
+    ring_b1X: Any
+    ring_bCRH: Any
+    arrived: Any
+    left: Any
+    out_CRH: Any
+    out_lse_CRH: Any
+    q_CRX: Any
+    top_CRH: Any  # the largest score so far, in every lane
+    sum_CRH: Any  # a lane adds up its own tokens; lanes are added at the end
+    o_CRX: Any
+    scale_YS: Any  # a row per head for K and one for V
+    kv_2SX: Any  # keys and values of a pack, where dequantised ones serve several parts
+
+
+Arithmetic = tuple[Callable[..., None], Callable[..., None], Callable[..., None]]
+"""begin_row(plan, refs, slot); step(plan, refs, row, block, slot); end_row(plan, refs)."""
+
+
+def check(q: jax.Array, pages: Pages, table: jax.Array, run: int) -> None:
+    """Raises UnsupportedError for what the kernel cannot do."""
+    H, (_, K, p, J), N = q.shape[-1], pages.kv_PKpJ.shape, q.shape[-2]
+    if J != 2 * H or (H != 64 and H % LANES):
+        raise UnsupportedError(
+            f"H = {H} with pages of J = {J}: the TPU kernel takes H of 64 or multiples of 128; "
+            f"pad the heads, or use `xla`"
+        )
+    if N % K:
+        raise UnsupportedError(f"{N} query heads are no multiple of {K} kv heads")
+    if p < 8 or (LANES % p and p % LANES):
+        raise UnsupportedError(
+            f"page size {p}: the TPU kernel takes 8 and more, dividing {LANES} or divided by it"
+        )
+    if table.shape[1] % run:
+        raise UnsupportedError(f"a table of {table.shape[1]} entries is no multiple of run = {run}")
+
+
+def walk(
+    plan: Plan,
+    arithmetic: Arithmetic,
+    q_VCRH: jax.Array,
+    pages: Pages,
+    table_Bn: jax.Array,
+    rows: Rows,
+    interpret: bool,
+) -> tuple[jax.Array, jax.Array | None]:
+    """o_WVCRH and, if partial, lse_WVCRH, all lanes the same; each of W cores has a part. Otherwise
+    W is 1. Rows without keys give zeros and MASKED."""
+    bound_X, row_I, offset_V, visited_WV = _list(plan, rows)
+    if not interpret:
+        pages = Pages(*(None if x is None else compat.stays_in_hbm(x) for x in pages))
+    operands = (bound_X, row_I, offset_V, *rows, table_Bn.reshape(-1), q_VCRH, *pages)
+    out = _call(plan, arithmetic, q_VCRH, pages, interpret)(*operands)
+    seen_WV111 = visited_WV[..., None, None, None]
+    o_WVCRH = jnp.where(seen_WV111, out[0], jnp.zeros((), plan.o_dtype))
+    return o_WVCRH, jnp.where(seen_WV111, out[1], MASKED) if plan.partial else None
+
+
+def _list(plan: Plan, rows: Rows) -> tuple[jax.Array, ...]:
+    """bound_X, row_I, offset_V as in Refs, and which rows each core has a part of."""
+    first_V = jnp.zeros_like(rows.keys_V)
+    if plan.window is not None:
+        first_V = jnp.maximum(rows.position_V - plan.window + 1, 0) // plan.tokens
+    count_V = jnp.maximum(pl.cdiv(rows.keys_V, plan.tokens) - first_V, 0)
+    end_V = jnp.cumsum(count_V)
+    begin_V = end_V - count_V
+    bound_X = end_V[-1] * jnp.arange(plan.cores + 1, dtype=jnp.int32) // plan.cores
+    if not plan.partial:
+        whole_XV = end_V[None] <= bound_X[:, None]
+        bound_X = jnp.where(whole_XV, end_V[None], 0).max(1)
+    row_I = jnp.searchsorted(end_V, jnp.arange(plan.steps, dtype=jnp.int32), side="right")
+    row_I = jnp.minimum(row_I, plan.V - 1).astype(jnp.int32)
+    if plan.partial:
+        low_W1, high_W1 = bound_X[:-1, None], bound_X[1:, None]
+        visited_WV = jnp.minimum(end_V[None], high_W1) > jnp.maximum(begin_V[None], low_W1)
+    else:
+        visited_WV = (count_V > 0)[None]
+    return bound_X, row_I, begin_V - first_V, visited_WV
+
+
+def _call(plan: Plan, arithmetic: Arithmetic, q_VCRH, pages: Pages, interpret: bool):
+    shape = plan.packs, plan.rows
+    lse = pltpu.VMEM((*shape, LANES), jnp.float32) if plan.partial else None
+    fetched = plan.ring, plan.units * plan.run
+    hbm = pl.BlockSpec(memory_space=pltpu.HBM)
+    ring_b1X = scale_YS = kv_2SX = None
+    if pages.scale_P1X is not None:
+        ring_b1X = pltpu.VMEM((*fetched, *pages.scale_P1X.shape[1:]), jnp.float32)
+        scale_YS = pltpu.VMEM((2 * plan.K, plan.tokens), jnp.float32)
+        if plan.loop:
+            kv_2SX = pltpu.VMEM((2, plan.tokens, plan.heads * plan.lanes), q_VCRH.dtype)
+    out = (plan.cores if plan.partial else 1, plan.V, *shape)
+    return pl.pallas_call(
+        lambda *refs: _kernel(plan, arithmetic, Refs(*refs)),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=7,
+            grid=(plan.cores,),
+            in_specs=[hbm, hbm, None if ring_b1X is None else hbm],
+            out_specs=[hbm, None if lse is None else hbm],
+            scratch_shapes=[
+                pltpu.VMEM((*fetched, *pages.kv_PKpJ.shape[1:]), pages.kv_PKpJ.dtype),
+                ring_b1X,
+                pltpu.VMEM((plan.ring, *q_VCRH.shape[1:]), q_VCRH.dtype),
+                pltpu.SemaphoreType.DMA((plan.ring,)),
+                pltpu.SemaphoreType.DMA(()),
+                pltpu.VMEM((*shape, plan.lanes), plan.o_dtype),
+                lse,
+                pltpu.VMEM((*shape, plan.heads * plan.lanes), q_VCRH.dtype),
+                pltpu.VMEM((*shape, LANES), jnp.float32),
+                pltpu.VMEM((*shape, LANES), jnp.float32),
+                pltpu.VMEM((*shape, plan.heads * plan.lanes), jnp.float32),
+                scale_YS,
+                kv_2SX,
+            ],
+        ),
+        out_shape=[
+            jax.ShapeDtypeStruct((*out, plan.lanes), plan.o_dtype),
+            None if lse is None else jax.ShapeDtypeStruct((*out, LANES), jnp.float32),
+        ],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel",), vmem_limit_bytes=VMEM_BYTES
+        ),
+        interpret=pltpu.InterpretParams(detect_races=True) if interpret else False,
+        name="attention_over_pages",
+    )
+
+
+def _kernel(plan: Plan, arithmetic: Arithmetic, refs: Refs) -> None:
+    begin_row, compute, end_row = arithmetic
+    core = pl.program_id(0)
+    begin, end = refs.bound_X[core], refs.bound_X[core + 1]
+
+    # Pages that a row does not have are computed on too, for nothing: they must hold numbers.
+    @functools.partial(lax.fori_loop, 0, plan.ring * plan.units * plan.run, init_val=None)
+    def _(page, _):
+        for ring in (refs.ring_bKpJ, refs.ring_b1X):
+            if ring is not None:
+                place = page // ring.shape[1], page % ring.shape[1]
+                ring[place] = jnp.zeros(ring.shape[2:], ring.dtype)
+
+    for ahead in range(plan.ring - 1):
+        pl.when(begin + ahead < end)(lambda i=begin + ahead: _fetch(plan, refs, i, begin, "start"))
+
+    def step(i, written):
+        ahead = i + plan.ring - 1
+        pl.when(ahead < end)(lambda: _fetch(plan, refs, ahead, begin, "start"))
+        _fetch(plan, refs, i, begin, "wait")
+        row, slot = refs.row_I[i], lax.rem(i, plan.ring)
+        block = i - refs.offset_V[row]
+        pl.when(_enters(refs, i, begin))(lambda: begin_row(plan, refs, slot))
+        last = (block + 1) * plan.tokens >= refs.keys_V[row]
+        pl.when(last)(lambda: _clear_tail(plan, refs, row, block, slot))
+        compute(plan, refs, row, block, slot)
+        done = last | (i == end - 1)
+
+        @pl.when(done)
+        def _():
+            pl.when(written > 0)(lambda: _write(plan, refs, row, "wait"))
+            end_row(plan, refs)
+            _write(plan, refs, row, "start")
+
+        return written + done.astype(jnp.int32)
+
+    written = lax.fori_loop(begin, end, step, jnp.int32(0))
+    pl.when(written > 0)(lambda: _write(plan, refs, 0, "wait"))
+
+
+def _enters(refs: Refs, i, begin):
+    """Whether step i is a core's first of a row."""
+    return (i == begin) | (refs.row_I[i] != refs.row_I[jnp.maximum(i - 1, 0)])
+
+
+def _fetch(plan: Plan, refs: Refs, i, begin, do: str) -> None:
+    """Starts, or waits for, the copies that step i needs."""
+    row, slot = refs.row_I[i], lax.rem(i, plan.ring)
+    first = (i - refs.offset_V[row]) * plan.units  # of the text's runs of pages
+    size = plan.run * plan.page
+    low, high = 0, jnp.minimum(pl.cdiv(refs.keys_V[row], size) - first, plan.units)
+    if plan.window is not None:
+        seen = refs.position_V[row] - plan.window + 1
+        low = jnp.clip(lax.div(seen, size) - first, 0, plan.units)
+    entry = refs.text_V[row] * plan.n + first * plan.run
+    pools = [(refs.kv_PKpJ, refs.ring_bKpJ), (refs.scale_P1X, refs.ring_b1X)]
+    pools = [(pool, ring.at[slot]) for pool, ring in pools if pool is not None]
+
+    def copy(source, place):
+        getattr(pltpu.make_async_copy(source, place, refs.arrived.at[slot]), do)()
+
+    def one(unit):
+        page = refs.table_X[entry + unit * plan.run]
+        for pool, ring in pools:
+            copy(pool.at[pl.ds(page, plan.run)], ring.at[pl.ds(unit * plan.run, plan.run)])
+
+    def whole():
+        if do == "wait":  # for as many bytes as all copies have
+            for _, ring in pools:
+                copy(ring, ring)
+        else:
+            for unit in range(plan.units):
+                one(unit)
+
+    def part():
+        lax.fori_loop(low, high, lambda unit, _: one(unit), None)
+
+    lax.cond(high - low == plan.units, whole, part)
+    pl.when(_enters(refs, i, begin))(lambda: copy(refs.q_VCRH.at[row], refs.ring_bCRH.at[slot]))
+
+
+def _write(plan: Plan, refs: Refs, row, do: str) -> None:
+    """Starts, or waits for, the copies of a row's results."""
+    core = pl.program_id(0) if plan.partial else 0
+    for place, out in ((refs.out_CRH, refs.o_WVCRH), (refs.out_lse_CRH, refs.lse_WVCRH)):
+        if out is not None:
+            getattr(pltpu.make_async_copy(place, out.at[core, row], refs.left), do)()
+
+
+def _clear_tail(plan: Plan, refs: Refs, row, block, slot) -> None:
+    """Zeroes what lies past the end of the text in the pages of its last block: 0 * NaN is NaN."""
+    ring_bKpJ = refs.ring_bKpJ
+    live = refs.keys_V[row] - block * plan.tokens
+    per_word = 4 // ring_bKpJ.dtype.itemsize
+
+    def clear(page, _):
+        words_KwJ = pltpu.bitcast(ring_bKpJ[slot, page], jnp.int32)
+        word_KwJ = lax.broadcasted_iota(jnp.int32, words_KwJ.shape, 1)
+        kept_KwJ = jnp.clip(live - page * plan.page - word_KwJ * per_word, 0, per_word)
+        mask_KwJ = (1 << (kept_KwJ * (32 // per_word))) - 1
+        mask_KwJ = jnp.where(kept_KwJ == per_word, -1, mask_KwJ)
+        ring_bKpJ[slot, page] = pltpu.bitcast(words_KwJ & mask_KwJ, ring_bKpJ.dtype)
+
+    end = jnp.minimum(pl.cdiv(live, plan.page * plan.run), plan.units) * plan.run
+    lax.fori_loop(lax.div(live, plan.page), end, clear, None)
