@@ -73,11 +73,13 @@ class Referee:
         self._retries: Counter[int] = Counter()
         self._hurt: set[int] = set()  # lost something to a failure
         self._down: set[str] = set()
+        self._ringing = False  # what is decided now is because time is up
         self._now = 0
 
     def observe(self, body: Event | Action, t_ns: int = 0) -> None:
         if isinstance(body, Event):
             self._between_events()
+            self._ringing = isinstance(body, TimeUp)
         assert t_ns >= self._now, "time does not go back"
         self._now = t_ns
         match body:
@@ -105,7 +107,6 @@ class Referee:
             case Send():
                 self._send(body, within=None)
             case Cancel():
-                assert body.send not in self._cancelled, "cancelled twice"
                 self._cancelled.add(body.send)
             case Step():
                 self._step(body)
@@ -183,11 +184,20 @@ class Referee:
         if any(r.prefills_here for r in roles) or not roles or rid in self._preempted:
             return
         self._accepted.add((rid, pool))
-        waiting = sum(where == pool and r not in self._ended for r, where in self._accepted)
+        waiting = [
+            r for r, where in self._accepted if where == pool and not self._is_there(r, pool)
+        ]
         credits = self._transfer.credits
-        assert not credits or waiting <= credits * len(owners), "more hand-offs than credits"
+        assert not credits or len(waiting) <= credits, "more hand-offs than credits"
+
+    def _is_there(self, rid: int, pool: str) -> bool:
+        """Whether the whole prompt has come; one that has ended does not count."""
+        prompt = self._requests[rid].prompt_len
+        handle = self._memory.handle(rid, pool)
+        return rid in self._ended or self._memory.has(handle, 0, prompt, self._groups)
 
     def _release(self, release: Release) -> None:
+        self._look_for_the_dead(release.pool)
         for step in self._running.values():
             names = {work.rid for work in (*step.chunks, *step.decodes)}
             uses = release.rid in names and self._memory.pool(step.instance) == release.pool
@@ -335,7 +345,9 @@ class Referee:
                 assert self._role(send.source).prefills_here
                 assert self._role(send.target).decodes_here
             case "load":
-                assert self._role(send.target).prefills_here
+                again = Preempt(send.rid, send.target, "recompute")
+                prefills = self._role(send.target).prefills_here
+                assert prefills or self._preempted.get(send.rid) == again
             case "swap_out":
                 assert send.target == send.source + HOST
             case "swap_in":
@@ -381,6 +393,7 @@ class Referee:
         self._down |= dead
         self._hurt |= set(self._memory.holders(self._memory.pool(instance)))
         for name in dead:
+            self._hurt |= set(self._memory.holders(name + HOST))
             self._memory.lose(name)
         for step in [s for s in self._running.values() if s.instance in dead]:
             for work in (*step.chunks, *step.decodes):
@@ -389,12 +402,17 @@ class Referee:
         return dead
 
     def _time_up(self) -> None:
-        """A step without an end for as long as a lease is lost, with its instance; pieces that are
-        on their way to others may still come."""
         self._alarms = [at_ns for at_ns in self._alarms if at_ns > self._now]
-        if self._lease_ns:
-            for step in list(self._running.values()):
-                if self._began[step.id] + self._lease_ns <= self._now:
+        late = {s.rid for s in self._flying.values() if self._lease_ns}
+        self._hurt |= {r for r in late if self._progress[r] + self._lease_ns <= self._now}
+
+    def _look_for_the_dead(self, pool: str) -> None:
+        """A step without an end for as long as a lease counts as lost, with its instance, unless it
+        awaits pieces; what is on its way to others may still come."""
+        for step in list(self._running.values()) if self._lease_ns else ():
+            overdue = self._began[step.id] + self._lease_ns <= self._now
+            if overdue and self._ringing and self._memory.pool(step.instance) == pool:
+                if not self._flying.keys() & set(step.awaits):
                     self._count_as_dead(step.instance)
 
     def _preempt(self, preempt: Preempt) -> None:
@@ -449,7 +467,11 @@ class Referee:
         assert finish.rid in self._hurt or self._down, "nothing failed"
         final = self._recovery.on_failure == "fail"
         tried = self._retries[finish.rid] >= self._recovery.attempts
-        assert final or tried or self._down, "it had attempts left"
+        roles = [role for role in self._placement.values() if role.prefills_here]
+        text = self._requests[finish.rid].prompt_len + self._seen[finish.rid]
+        owners = [self._placement[role.pool_of] if role.pool_of else role for role in roles]
+        too_long = all(text > o.pool.pages * o.pool.page_size for o in owners)
+        assert final or tried or too_long or self._down, "it had attempts left"
 
     def _end(self, end: Finish | Refuse) -> None:
         assert end.rid in self._requests
