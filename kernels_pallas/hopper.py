@@ -99,6 +99,16 @@ class Walk:
         )
 
 
+def interpret_params(interpret: bool) -> Any:
+    """What `plgpu.kernel` takes. Raises UnsupportedError where jax is too old for these kernels."""
+    if jax.__version_info__ < (0, 11):
+        raise UnsupportedError(
+            f"the GPU kernels need jax 0.11, which needs Python 3.12; this is {jax.__version__}: "
+            "update, or use `xla`"
+        )
+    return plgpu.InterpretGPUParams(detect_races=True) if interpret else None
+
+
 def walk_of(
     q_dtype: jnp.dtype,
     pages: Pages,

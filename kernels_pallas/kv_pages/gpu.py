@@ -10,6 +10,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from kernels_pallas.dispatch import UnsupportedError
+from kernels_pallas.hopper import interpret_params
 from kernels_pallas.kv_pages import ref
 from kernels_pallas.kv_pages.ref import Piece
 from kernels_pallas.pages import Pages
@@ -91,6 +93,7 @@ def append(
     """See api.append."""
     P, _, p, _ = pages.kv_PKpJ.shape
     B, K, T, J = kv_BKTJ.shape
+    _rows(p, J, kv_BKTJ.dtype)  # refuses what cannot be moved
     rows = min(T, p)
 
     def append_tokens(table, start, length, new_BKTJ, kv, smem, landed):
@@ -127,7 +130,7 @@ def append(
         num_threads=1,
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=0),
-        interpret=plgpu.InterpretGPUParams() if interpret else None,
+        interpret=interpret_params(interpret),
     )(table_Bn, start_B, length_B, kv_BKTJ, pool)
     # The scales alone: XLA's way, of pages without lanes.
     bare = Pages(pages.kv_PKpJ[..., :0], pages.scale_P1X)
@@ -137,7 +140,13 @@ def append(
 
 def _rows(p: int, J: int, dtype: jnp.dtype) -> int:
     """Tokens of one head that are moved at once."""
-    return max(1, min(p, PIECE_BYTES // (J * jnp.dtype(dtype).itemsize)))
+    size = J * jnp.dtype(dtype).itemsize
+    if size % 16 or p & (p - 1):
+        raise UnsupportedError(
+            f"pages of {p} tokens of {size} bytes; the GPU kernels move powers of two of multiples "
+            "of 16 bytes: change the page size, or use `xla`"
+        )
+    return max(1, min(p, PIECE_BYTES // size))
 
 
 def _place(p: int, J: int, dtype: jnp.dtype) -> tuple[jax.Array, tuple[jax.Array, int, jax.Array]]:
@@ -160,7 +169,7 @@ def _kernel(body: Any, out_type: Any, n: int, K: int, p: int, J: int, dtype: Any
         num_threads=1,
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=0),
-        interpret=plgpu.InterpretGPUParams() if interpret else None,
+        interpret=interpret_params(interpret),
     )
 
 

@@ -136,7 +136,7 @@ def _kernel(walk, q_XBKRH, pages, table_Bn, position_B, keys_B, G, shares):
         num_threads=1,
         thread_name="warpgroup",
         compiler_params=walk.compiler_params,
-        interpret=plgpu.InterpretGPUParams() if walk.interpret else None,
+        interpret=hopper.interpret_params(walk.interpret),
     )(table_Bn, position_B, keys_B, q_XBKRH, *pages)
 
 

@@ -121,7 +121,7 @@ def _kernel(walk, q_XCTNH, pages, table_Cn, start_C, length_C, *, heads, attendi
         num_threads=attending + 1,
         thread_name="warpgroup",
         compiler_params=walk.compiler_params,
-        interpret=plgpu.InterpretGPUParams() if walk.interpret else None,
+        interpret=hopper.interpret_params(walk.interpret),
     )(table_Cn, start_C, length_C, q_XCTNH, *pages)
 
 

@@ -1,0 +1,155 @@
+"""The Hopper kernels, interpreted, equal attention in float64 and move every bit, without a race."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from kernel_problems import Problem, assert_solved, problem, random_tokens
+
+from kernels_pallas import kv_pages
+from kernels_pallas.dispatch import UnsupportedError
+from kernels_pallas.kv_pages.specs import TINY as MOVED
+from kernels_pallas.paged_attention import fused_paged_attention
+from kernels_pallas.paged_attention import gpu as decode
+from kernels_pallas.paged_attention.specs import TINY as DECODED
+from kernels_pallas.pages import Pages
+from kernels_pallas.prefill_attention import prefill_attention
+from kernels_pallas.prefill_attention.specs import TINY as PREFILLED
+from kernels_pallas.specs import Spec
+
+needs_interpreter = pytest.mark.skipif(
+    jax.__version_info__ < (0, 11), reason="jax interprets Mosaic GPU kernels from 0.11 on"
+)
+
+# Texts of many blocks of 64 or 128 keys, so that every slot of the ring is used again.
+_F32 = {"dtype": "float32", "q_dtype": "float32"}
+LONG = (
+    Spec(name="long", B=1, S=400, K=1, G=2, H=64, **_F32),
+    Spec(name="long_bf16", B=1, S=900, K=1, G=2, H=64, page=128),
+    Spec(name="long_window", B=1, S=700, K=1, G=1, H=64, page=8, window=500),
+    Spec(name="long_int8", B=1, S=400, K=1, G=4, H=128, page=32, dtype="int8"),
+    Spec(name="mixed", B=1, S=300, K=1, G=1, H=64, q_dtype="float32"),
+)
+
+
+def named(specs: Sequence[Spec], *names: str) -> list[Spec]:
+    return [spec for spec in specs if spec.name in names]
+
+
+@pytest.fixture
+def no_race():
+    """Fails a test whose kernels raced; what failed before must not stay."""
+    from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call
+
+    interpret_pallas_call.reset_gpu_interpret_mode_state()
+    yield
+    assert not interpret_pallas_call.get_races().races_found
+    interpret_pallas_call.reset_gpu_interpret_mode_state()
+
+
+def attend(function, spec: Spec, p: Problem) -> jax.Array:
+    function = functools.partial(function, implementation="gpu_interpret", **spec.options())
+    return jax.block_until_ready(jax.jit(function)(*p.arguments))
+
+
+@needs_interpreter
+@pytest.mark.usefixtures("no_race")
+@pytest.mark.parametrize(
+    "spec", named(DECODED, "wide", "softcap", "few", "int8_p16", "fp8"), ids=lambda spec: spec.name
+)
+def test_decode_matches_float64(spec):
+    p = problem(spec)
+    assert_solved(spec, p, attend(fused_paged_attention, spec, p))
+
+
+@needs_interpreter
+@pytest.mark.usefixtures("no_race")
+@pytest.mark.parametrize(
+    ("spec", "shares"),
+    [(spec, 1) for spec in LONG] + [(LONG[1], 3)],
+    ids=lambda x: getattr(x, "name", x),
+)
+def test_long_decode_matches_float64(spec, shares, monkeypatch):
+    monkeypatch.setattr(decode, "_shares", lambda rows, blocks: shares)
+    p = problem(spec)
+    assert_solved(spec, p, attend(fused_paged_attention, spec, p))
+
+
+@needs_interpreter
+@pytest.mark.usefixtures("no_race")
+@pytest.mark.parametrize(
+    "spec", named(PREFILLED, "wide", "softcap", "slab", "bf16", "fp8"), ids=lambda spec: spec.name
+)
+def test_prefill_matches_float64(spec):
+    p = problem(spec)
+    assert_solved(spec, p, attend(prefill_attention, spec, p))
+
+
+@needs_interpreter
+@pytest.mark.usefixtures("no_race")
+@pytest.mark.parametrize("spec", LONG, ids=lambda spec: spec.name)
+def test_long_prefill_matches_float64(spec):
+    """With one query head per kv head, the two warpgroups attend 128 tokens of it."""
+    spec = dataclasses.replace(spec, T=150)
+    p = problem(spec)
+    assert_solved(spec, p, attend(prefill_attention, spec, p))
+
+
+@needs_interpreter
+@pytest.mark.usefixtures("no_race")
+@pytest.mark.parametrize("spec", named(MOVED, "chunk", "bf16", "int8"), ids=lambda spec: spec.name)
+def test_moved_bits_are_the_reference_s(spec):
+    p = problem(spec)
+    layers = [Pages(*(None if x is None else jnp.asarray(x) for x in p.pages))] * 5
+    table_n = jnp.asarray(p.table_Bn[0])  # the longest row's: all its pages exist
+    new_BTKH = random_tokens(
+        np.random.default_rng(1), (spec.B, spec.T, spec.K, spec.H), spec.q_dtype
+    )
+
+    def moved(implementation: str):
+        piece = kv_pages.pack(layers, table_n, parts=2, implementation=implementation)
+        target = [Pages(*(None if x is None else x[::-1] for x in layer)) for layer in layers]
+        gone = table_n.at[0].set(10**6)
+        unpacked = kv_pages.unpack(target, piece, gone, implementation=implementation)
+        appended = kv_pages.append(
+            layers[0], new_BTKH, -new_BTKH, *p.arguments[2:], implementation=implementation
+        )
+        return piece, unpacked, appended
+
+    for got, want in zip(*map(jax.tree.leaves, map(moved, ("gpu_interpret", "xla"))), strict=True):
+        bits = f"uint{8 * got.dtype.itemsize}"
+        np.testing.assert_array_equal(np.asarray(got).view(bits), np.asarray(want).view(bits))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"H": 96}, "H = 96; the GPU kernels take heads of 64 and 128"),
+        ({"page": 24}, "pages hold 24 tokens; the GPU kernels take powers of two"),
+        ({"dtype": "float16"}, "pages are float16"),
+        ({"T": 40}, "40 tokens of 2 query heads per kv head make 80 rows"),
+    ],
+)
+def test_what_it_cannot_do_is_one_line(change, message):
+    spec = dataclasses.replace(DECODED[0], **change)
+    with pytest.raises(UnsupportedError, match=message) as error:
+        fused_paged_attention(*problem(spec).arguments, implementation="gpu")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "blocks", "shares"),
+    [
+        (1024, 64, 1),  # 3.9 waves of 264 blocks of threads
+        (64, 64, 4),  # 256 of 264
+        (8, 512, 31),  # 248 of 264, as good as 256
+        (8, 2, 2),  # no more shares than blocks of keys
+        (300, 64, 6),  # 1800 of 1848, not 300 of 528
+    ],
+)
+def test_shares_fill_the_chip(rows, blocks, shares):
+    assert decode._shares(rows, blocks) == shares
