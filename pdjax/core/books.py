@@ -51,9 +51,7 @@ class Books:
         self.unplaced: deque[int] = deque()  # wait for pages of a decode pool, oldest first
         self.homeless: deque[int] = deque()  # wait for a prefill instance to come up
         self.leases = Leases(round(recovery.lease_s * 1e9))
-        self.claims: dict[
-            str, int
-        ] = {}  # pool -> the oldest that waits for pages to go on decoding
+        self.claims: dict[str, int] = {}  # pool -> the oldest that waits for pages of it
         self.awake: dict[str, Instance] = {}  # instances that may have something to start
         self.actions: list[Action] = []
         self.now_ns = 0
@@ -79,18 +77,29 @@ class Books:
     # --- memory --------------------------------------------------------------------------
 
     def hold(self, instance: Instance, t: Tracked, tokens: int, blocks: int) -> KVHandle | None:
-        """Pages for `tokens` tokens, shared as far as the pool knows the text's first `blocks`."""
+        """Pages for `tokens` tokens, shared as far as the pool knows the text's first `blocks`; or
+        None, and those that come free are kept for it."""
         if self.claimed(instance, t):
             return None
-        handle = instance.pool.hold(t.rid, tokens, blocks=t.blocks[:blocks], now_ns=self.now_ns)
-        if handle is not None:
+        pool = instance.pool
+        handle = pool.hold(t.rid, tokens, blocks=t.blocks[:blocks], now_ns=self.now_ns)
+        if handle is None:
+            self.claim(pool.name, t)
+        else:
             self.emit(Hold(handle))
+            self.drop_claim(pool.name, t)
         return handle
 
     def claimed(self, instance: Instance, t: Tracked) -> bool:
         """Whether the pages that come free in its pool are for one who is older than `t`."""
         rid = self.claims.get(instance.pool.name)
         return rid is not None and self.requests[rid].age < t.age
+
+    def claim(self, pool: str, t: Tracked) -> None:
+        """The pages that come free are for `t`, unless somebody older waits for them."""
+        rid = self.claims.get(pool)
+        if rid is None or self.requests[rid].age > t.age:
+            self.claims[pool] = t.rid
 
     def drop_claim(self, pool: str, t: Tracked) -> None:
         if self.claims.get(pool) == t.rid:

@@ -22,8 +22,7 @@ def make_room(b: Books, instance: Instance, t: Tracked, tokens: int) -> bool:
             break
         youngest = _youngest(b, pool.name)
         if youngest.leaving or youngest.flying:  # gives its pages up, or may have to once it landed
-            if not b.claimed(instance, t):
-                b.claims[pool.name] = t.rid
+            b.claim(pool.name, t)
             return False
         preempt(b, youngest, instance)
         if youngest is t:
