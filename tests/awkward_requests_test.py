@@ -173,7 +173,7 @@ class Abort(NamedTuple):
 
 
 # Two prompts of 16 keep the prefill busy for 13 ms. Then 33 tokens take three chunks, until
-# 32 ms, and their 12 pieces cross one after the other, 2 ms each.
+# 32 ms, and their 12 pieces cross one after the other, 3 ms for each of the first 8.
 ABORTS = {
     "before it arrived": Abort(1, 0, False, range(12, 13)),
     "waiting for its turn": Abort(4, 0, False, range(0, 1)),
@@ -193,9 +193,7 @@ def test_an_abort_gives_everything_back_and_disturbs_nobody(placement, when):
     others = [request(i, 16, at_ms=i - 1, max_tokens=8) for i in (1, 2)]
     others.append(request(3, 16, at_ms=220, max_tokens=2))
     ran = run(
-        config_of(
-            placement, transfer=Transfer(groups=LAYERS, link=Link(bytes_per_s=1e9, latency_s=2e-3))
-        ),
+        config_of(placement, transfer=Transfer(groups=LAYERS, link=Link(bytes_per_s=3e6))),
         [victim, *others],
         aborts={0: abort.at_ms},
     )
