@@ -1,0 +1,80 @@
+"""Steps as a recorded run had them."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+
+from scipy.spatial import KDTree
+
+from pdjax.core.config import Link
+from pdjax.core.events import Record, Send, Step, StepDone
+from pdjax.cost import NANOSECONDS, Cost
+from pdjax.costs.batch import Batch, CostError, batches, step_ns_by
+from pdjax.costs.domain import domain_of, quantities, warner
+
+Sample = tuple[Batch, float]
+"""A batch and the seconds that it took."""
+
+OCTAVE = 8
+"""Contexts in one eighth of a doubling count as the same shape."""
+
+
+def samples_of(records: Iterable[Record], instance: str | None = None) -> list[Sample]:
+    """Every step of a log that ended, of one instance or of all. Of a step of k iterations: its
+    middle one, with a k-th of its time."""
+    steps: dict[tuple[str, int], Step] = {}
+    samples = []
+    for record in records:
+        body = record.body
+        if isinstance(body, Step):
+            steps[body.instance, body.id] = body
+        elif isinstance(body, StepDone) and instance in (None, body.instance):
+            step = steps.pop((body.instance, body.step))
+            iterations = list(batches(step))
+            seconds = (record.t_ns - body.began_ns) / NANOSECONDS / len(iterations)
+            samples.append((iterations[len(iterations) // 2], seconds))
+    return samples
+
+
+def recorded(samples: Sequence[Sample], link: Link, send_bytes: Callable[[Send], int]) -> Cost:
+    """A step lasts as the median of the recorded ones of its shape (lengths and requests; contexts
+    to an eighth of a doubling), else as the nearest shape of the same kind (prefill, decode or
+    both), by ratios. Warns (OutsideDomain) beyond what was recorded, and raises CostError for a
+    kind that was not.
+    """
+    if not samples:
+        raise CostError("no step was recorded: the log has no StepDone")
+    by_shape: dict[_Shape, list[float]] = defaultdict(list)
+    for batch, seconds in samples:
+        by_shape[_shape(batch)].append(seconds)
+    medians = {shape: median(seconds) for shape, seconds in by_shape.items()}
+    kinds: dict[_Kind, list[_Shape]] = defaultdict(list)
+    for shape in medians:
+        kinds[shape[0]].append(shape)
+    trees = {kind: KDTree([size for _, size in shapes]) for kind, shapes in kinds.items()}
+    check = warner("the recorded run", domain_of(batch for batch, _ in samples))
+
+    def seconds_of(batch: Batch) -> float:
+        check(batch)
+        shape = kind, size = _shape(batch)
+        if shape not in medians:
+            if kind not in trees:
+                known = "; ".join(" and ".join(kind) for kind in trees)
+                raise CostError(f"no recorded step has {' and '.join(kind)}, only {known}")
+            medians[shape] = medians[kinds[kind][trees[kind].query(size)[1]]]
+        return medians[shape]
+
+    return Cost(step_ns_by(seconds_of), send_bytes, link)
+
+
+_Kind = tuple[str, ...]
+_Shape = tuple[_Kind, tuple[float, ...]]
+
+
+def _shape(batch: Batch) -> _Shape:
+    """The quantities that a batch has, and their base-2 logarithms, those of contexts rounded."""
+    sizes = {name: math.log2(1 + value) for name, value in quantities(batch)}
+    rounded = ("cached tokens", "context per request")
+    values = (round(x * OCTAVE) / OCTAVE if n in rounded else x for n, x in sizes.items())
+    return tuple(sizes), tuple(values)
