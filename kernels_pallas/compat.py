@@ -13,6 +13,7 @@ def tensor_cores() -> int:
         return 1
 
 
-def stays_in_hbm(x: jax.Array) -> jax.Array:
-    """x, which XLA must not copy to vector memory for a kernel that reads a part of it."""
-    return pltpu.with_memory_space_constraint(x, pltpu.HBM)
+def stays_in_hbm(x: jax.Array, interpret: bool) -> jax.Array:
+    """x, which XLA must not copy to vector memory for a kernel that reads a part of it. Interpreted
+    kernels run where there is only one memory."""
+    return x if interpret else pltpu.with_memory_space_constraint(x, pltpu.HBM)

@@ -152,8 +152,7 @@ def walk(
     """o_WVCRH and, if partial, lse_WVCRH, all lanes the same; each of W cores has a part. Otherwise
     W is 1. Rows without keys give zeros and MASKED."""
     bound_X, row_I, offset_V, visited_WV = _list(plan, rows)
-    if not interpret:
-        pages = Pages(*(None if x is None else compat.stays_in_hbm(x) for x in pages))
+    pages = Pages(*(None if x is None else compat.stays_in_hbm(x, interpret) for x in pages))
     operands = (bound_X, row_I, offset_V, *rows, table_Bn.reshape(-1), q_VCRH, *pages)
     out = _call(plan, arithmetic, q_VCRH, pages, interpret)(*operands)
     seen_WV111 = visited_WV[..., None, None, None]

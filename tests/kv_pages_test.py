@@ -13,7 +13,7 @@ from kernels_pallas.kv_pages.specs import LAYERS, REAL, TINY
 from kernels_pallas.pages import QUANTISED, Pages
 from kernels_pallas.specs import Spec
 
-IMPLEMENTATIONS = ("xla",)
+IMPLEMENTATIONS = ("xla", "tpu_interpret")
 
 
 def layers_of(spec: Spec) -> tuple[list[Pages], np.ndarray]:
