@@ -5,7 +5,19 @@ from pathlib import Path
 import pytest
 
 from experiments.flags import load
-from pdjax.core.config import Config, ConfigError, Model, Placement, Pool, Role, Transfer
+from pdjax.core.config import (
+    Cache,
+    Config,
+    ConfigError,
+    Fault,
+    Link,
+    Model,
+    Placement,
+    Pool,
+    Recovery,
+    Role,
+    Transfer,
+)
 
 P, D, BOTH = Role(does="prefill"), Role(does="decode"), Role(does="both")
 
@@ -75,11 +87,38 @@ def test_a_placement_that_cannot_serve_is_refused(placement: Placement, message:
         (lambda: Role(instances=0), "`instances` of a role is 0"),
         (lambda: Role(lag=2), "`lag` of a role is 2"),
         (lambda: Role(does="decode", mixed=True), "`mixed` needs a role that does `both`"),
+        (lambda: Role(growth=-1), "`growth` of a role is -1"),
+        (lambda: Role(preempt="swap"), "set `swap_tokens`"),
+        (lambda: Pool(page_size=8, classes=(8, 20)), "let each size divide the next"),
+        (lambda: Pool("slab", page_size=8, classes=(8, 16)), "of a pool of slab"),
+        (lambda: Transfer(credits=-1), "`transfer.credits` is -1"),
+        (lambda: Link(latency_s=-1), "must be at least 0"),
+        (lambda: Cache(block=0), "`cache.block` is 0"),
+        (lambda: Recovery(attempts=0), "`recovery.attempts` is 0"),
+        (lambda: Fault("kill"), "name one for `stall` and `kill` only"),
+        (lambda: Fault("drop", at=0), "it counts from 1"),
     ],
 )
 def test_a_value_out_of_range_is_named(build, message: str):
     with pytest.raises(ConfigError, match=message):
         build()
+
+
+SERVER = {"it": {"server": Role()}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cache": Cache(prefix=True, block=24)}, "`cache.block` 24 is not a multiple"),
+        ({"faults": (Fault("drop"),)}, "set `recovery.lease_s`"),
+        ({"faults": (Fault("stall", instance="server/0"),)}, "set `recovery.lease_s`"),
+        ({"faults": (Fault("delay"), Fault("duplicate"))}, "befall the same landing"),
+    ],
+)
+def test_values_that_clash_are_named(changes, message: str):
+    with pytest.raises(ConfigError, match=message):
+        Config(placements=SERVER, **changes)
 
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("[!_]*.py"))

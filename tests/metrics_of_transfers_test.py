@@ -168,6 +168,13 @@ def test_streaming_exposes_what_the_first_decode_step_waited_inside():
     assert summary(run)["step_waited_s"] == pytest.approx(0.020)
 
 
+def test_streaming_exposes_the_wait_for_the_first_layer_group_too():
+    log = streaming_log()
+    log[2:4] = [done(30, 0, 0, P, {0: 1}), landed(42, 0, 0, 20)]  # 12 ms after prefill's end
+    run = run_of(log)
+    assert stages_ms(run, 0) == [0, 30, 12 + 20, 3, 35]
+
+
 # --- loads, lost pieces --------------------------------------------------------------------
 
 

@@ -236,10 +236,10 @@ class Recovery:
 class Fault:
     """A fault on purpose.
 
-    kind: `drop`, `delay`, `duplicate` or `corrupt` the `at`-th piece that lands (counted over the
-        run, from 1); `stall` every link into `instance` from its `at`-th step on; `kill` `instance`
-        when its `at`-th step would end. seconds: the delay, the stall, or how long the instance is
-        down (0: for good).
+    kind: `drop`, `delay` or `duplicate` the `at`-th piece that lands, `corrupt` the `at`-th that
+        leaves (counted over the run, from 1); `stall` every link into `instance` from its `at`-th
+        step on; `kill` `instance` when its `at`-th step would end. seconds: the delay, the stall
+        or how long the instance is down (0: for good).
     """
 
     kind: Literal["drop", "delay", "duplicate", "corrupt", "stall", "kill"]
@@ -378,6 +378,7 @@ class Config:
 
     def __post_init__(self):
         _require(bool(self.placements), "`placements` is empty: name at least one placement")
+        _check_faults(self.faults, self.recovery)
         for name, placement in self.placements.items():
             check_placement(name, placement)
             if self.cache.prefix:
@@ -409,6 +410,22 @@ def check_placement(name: str, placement: Placement) -> None:
         _require(
             not role.prefills_here or role.chunk % page_size == 0,
             f"{who}: `chunk` {role.chunk} is not a multiple of `pool.page_size` {page_size}",
+        )
+
+
+def _check_faults(faults: tuple[Fault, ...], recovery: Recovery) -> None:
+    """A fault that nobody would notice, or that another one hides, is a mistake."""
+    landing = [fault.at for fault in faults if fault.kind in ("drop", "delay", "duplicate")]
+    _require(
+        len(landing) == len(set(landing)),
+        f"two of `faults` befall the same landing; those that land have `at` {sorted(landing)}",
+    )
+    for fault in faults:
+        silent = fault.kind == "drop" or (fault.kind == "stall" and not fault.seconds)
+        _require(
+            not silent or recovery.lease_s > 0,
+            f"after a fault that does `{fault.kind}` (for good) somebody waits for ever: set "
+            "`recovery.lease_s`",
         )
 
 

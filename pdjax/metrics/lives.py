@@ -59,6 +59,7 @@ class Pass:
     prefill_began: int | None = None
     prefilled: int | None = None
     sent: int | None = None
+    group_landed: int | None = None  # all of layer group 0
     landed: int | None = None
     first_decode: int | None = None
     arrives: Purpose = "hand_off"
@@ -77,8 +78,9 @@ class Pass:
             ("prefill_queue", None, self.first_chunk),
             ("prefill", None, self.prefilled),
             ("decode_queue", None, self.sent),  # no room at the target until then
-            # A step that began before all had landed waited for it inside: see `waited`.
-            ("transfer_exposed", self.arrives, None if joined else self.landed),
+            # A step that began before all had landed needed the first layer group to begin, and
+            # waited for the others inside: see `waited`.
+            ("transfer_exposed", self.arrives, self.group_landed if joined else self.landed),
             ("decode_queue", None, self.first_decode),
             (*self._open_stage(), end),
         )
@@ -246,6 +248,8 @@ class Log:
         elif send.purpose != "swap_out":
             one.landed = t_ns
             one.flying -= 1
+            if send.group == 0:
+                one.group_landed = t_ns
 
     def _step_done(self, done: StepDone, plan: Step, t_ns: int) -> None:
         self.done.append((t_ns, done))
