@@ -56,12 +56,12 @@ def recorded(samples: Sequence[Sample], link: Link, send_bytes: Callable[[Send],
     check = warner("the recorded run", domain_of(batch for batch, _ in samples))
 
     def seconds_of(batch: Batch) -> float:
-        check(batch)
         shape = kind, size = _shape(batch)
         if shape not in medians:
             if kind not in trees:
                 known = "; ".join(" and ".join(kind) for kind in trees)
                 raise CostError(f"no recorded step has {' and '.join(kind)}, only {known}")
+            check(batch)
             medians[shape] = medians[kinds[kind][trees[kind].query(size)[1]]]
         return medians[shape]
 

@@ -51,7 +51,7 @@ class Coefficients(msgspec.Struct, frozen=True, kw_only=True):
 def on_chip(
     chip: Chip,
     *,
-    compute: float = 0.7,
+    compute: float = 0.63,
     weights: float = 0.71,
     kv: float = 0.53,
     link: float = 0.65,
@@ -63,10 +63,11 @@ def on_chip(
     """Of a chip that reaches these shares of its peaks.
 
     Defaults: `compute` is what AIConfigurator 0.12's kernel tables give prefill of an 8B model on
-    H100 (0.65 to 0.74; 0.7 to 0.8 on A100, 0.6 on L40S and B200); `weights`, `kv` and the three
-    overheads are BLIS's learned corrections for vLLM on H100; `link` is calculon's for NVLink;
-    `allreduce_s` is AIConfigurator's latency of one hop. Software of 2023 reached a third to a half
-    of these: calibrate where numbers matter.
+    H100 (0.57 to 0.64 from 512 tokens on, without the FLOPs of embeddings and of logits that nobody
+    samples; 0.7 on A100, 0.5 on L40S and B200); `weights`, `kv` and the three overheads are BLIS's
+    learned corrections for vLLM on H100; `link` is calculon's for NVLink; `allreduce_s` is
+    AIConfigurator's latency of one hop. Software of 2023 reached a third to a half of these:
+    calibrate where numbers matter.
     """
     return Coefficients(
         step_s=step_s,
