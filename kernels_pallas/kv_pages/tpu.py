@@ -73,7 +73,7 @@ def unpack(
         input_output_aliases={2 + i: i for i in range(L)},
         interpret=pltpu.InterpretParams(detect_races=True) if interpret else False,
         name="unpack_pages",
-    )(table_n, piece.kv_RLKTJ, *(compat.stays_in_hbm(x.kv_PKpJ, interpret) for x in layers))
+    )(table_n, piece.kv_RLKTJ, *(layer.kv_PKpJ for layer in layers))
     scales = ref.unpack_scales(layers, piece, table_n)
     return [Pages(kv, scale) for kv, scale in zip(kvs, scales, strict=True)]
 
@@ -275,7 +275,7 @@ def _merge(pool, new_I, groups: Groups, shape, place_of, first_token_of, interpr
         input_output_aliases={5: 0},
         interpret=pltpu.InterpretParams(detect_races=True) if interpret else False,
         name="append_to_pages",
-    )(*groups, new_I, compat.stays_in_hbm(pool, interpret))
+    )(*groups, new_I, pool)
 
 
 def _first_tokens(count, per_word: int):
