@@ -1,7 +1,11 @@
 """How long actions last, for clocks that are not the wall's."""
 
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
+
+import msgspec
+import numpy as np
 
 from pdjax.core.config import Clock, Link
 from pdjax.core.events import Send, Step
@@ -9,12 +13,35 @@ from pdjax.core.events import Send, Step
 NANOSECONDS = 1e9
 
 
+DecodeNs = Callable[[int, np.ndarray], np.ndarray]
+"""(requests n, tokens cached for them in all, one number per iteration) -> ns of each iteration."""
+
+
 class Cost(NamedTuple):
-    """Nanoseconds of a step, the bytes of a piece, and the links that pieces cross."""
+    """Nanoseconds of a step, the bytes of a piece, and the links that pieces cross. decode_ns says
+    of many decode steps at once what step_ns says of each."""
 
     step_ns: Callable[[Step], int]
     send_bytes: Callable[[Send], int]
     link: Link = Link()
+    decode_ns: DecodeNs | None = None
+
+    def ends_ns(self, step: Step) -> list[int]:
+        """When each iteration of an open step ends: what as many single steps would last."""
+        if self.decode_ns is not None:
+            n, cached = len(step.decodes), sum(d.position for d in step.decodes)
+            lengths = self.decode_ns(n, cached + n * np.arange(step.steps))
+            return np.cumsum(lengths).tolist()
+        replace = msgspec.structs.replace
+        singles = (
+            replace(
+                step,
+                steps=1,
+                decodes=tuple(replace(d, position=d.position + i, count=1) for d in step.decodes),
+            )
+            for i in range(step.steps)
+        )
+        return list(itertools.accumulate(self.step_ns(single) for single in singles))
 
 
 def affine(clock: Clock, link: Link, send_bytes: Callable[[Send], int]) -> Cost:
@@ -34,4 +61,8 @@ def affine(clock: Clock, link: Link, send_bytes: Callable[[Send], int]) -> Cost:
         )
         return round(seconds * NANOSECONDS)
 
-    return Cost(step_ns, send_bytes, link)
+    def decode_ns(n: int, cached: np.ndarray) -> np.ndarray:
+        seconds = clock.step_s + clock.decode_token_s * n + clock.context_token_s * cached
+        return np.rint(seconds * NANOSECONDS).astype(np.int64)
+
+    return Cost(step_ns, send_bytes, link, decode_ns)

@@ -5,15 +5,17 @@ starts: then tokens are real and times are deterministic.
 """
 
 import heapq
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pdjax.core.events import (
     Action,
     Alarm,
     Cancel,
+    Cut,
     Emitted,
     Event,
     Landed,
@@ -68,6 +70,8 @@ class _Run:
     group: int = 0
     began_ns: int = 0
     waited_ns: int = 0
+    ends_ns: tuple[int, ...] = ()  # of the iterations of an open step
+    is_cut: bool = False
 
     def computed_ns(self) -> int:
         """Of its time without waiting, what the groups before `group` take."""
@@ -128,6 +132,8 @@ class VirtualBackend:
                 self._leave(action)
             case Cancel():
                 self._cancel(action)
+            case Cut():
+                self._cut(action)
             case Alarm():
                 self._push(TimeUp(), action.at_ns)
 
@@ -180,7 +186,9 @@ class VirtualBackend:
         pieces = (*step.sends, *(self._open[id] for id in step.awaits if id in self._open))
         groups = max((piece.groups for piece in pieces), default=1)
         queue = self._steps.setdefault(step.instance, deque())
-        queue.append(_Run(step, emitted, self._next(), self._cost.step_ns(step), groups))
+        ends_ns = tuple(self._cost.ends_ns(step)) if step.open else ()
+        length_ns = ends_ns[-1] if step.open else self._cost.step_ns(step)
+        queue.append(_Run(step, emitted, self._next(), length_ns, groups, ends_ns=ends_ns))
         if len(queue) == 1:
             self._begin(queue[0])
 
@@ -198,7 +206,19 @@ class VirtualBackend:
         run.group += 1
         self._push(run, run.began_ns + run.waited_ns + run.computed_ns())
 
+    def _cut(self, cut: Cut) -> None:
+        """The iteration in progress becomes the last one of an open step."""
+        queue = self._steps[cut.instance]
+        run = queue[0]
+        last = bisect_left(run.ends_ns, self._now - run.began_ns)
+        if run.step.id == cut.step and last + 1 < len(run.ends_ns):
+            queue[0] = replace(run, ends_ns=run.ends_ns[: last + 1])
+            run.is_cut = True
+            self._push(queue[0], run.began_ns + run.ends_ns[last])
+
     def _end_group(self, run: _Run) -> Event | None:
+        if run.is_cut:
+            return None
         for send in run.step.sends:
             if send.group == run.group - 1:
                 self._leave(send)
@@ -209,7 +229,10 @@ class VirtualBackend:
         queue.popleft()
         if queue:
             self._begin(queue[0])
-        return StepDone(run.step.id, run.step.instance, run.began_ns, run.emitted)
+        emitted, ends_ns = run.emitted, run.ends_ns
+        if len(ends_ns) < run.step.steps and run.step.open:
+            emitted = tuple(Emitted(e.rid, e.tokens[: len(ends_ns)]) for e in emitted)
+        return StepDone(run.step.id, run.step.instance, run.began_ns, emitted, ends_ns)
 
     # --- pieces ----------------------------------------------------------------------------
 

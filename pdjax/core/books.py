@@ -7,6 +7,7 @@ from pdjax.core.config import Cache, Placement, Recovery, Routing, Transfer
 from pdjax.core.events import (
     Action,
     Cancel,
+    Cut,
     Hold,
     KVHandle,
     Purpose,
@@ -33,9 +34,10 @@ class Books:
         cache: Cache,
         recovery: Recovery,
         layouts: Mapping[str, str],
+        macro_steps: bool,
     ):
         self.context, self.transfer, self.cache = context, transfer, cache
-        self.recovery = recovery
+        self.recovery, self.macro_steps = recovery, macro_steps
         self.schedule = SCHEDULES[transfer.schedule]
         self.streaming = transfer.schedule == "streaming"
         self.route_prefill = ROUTERS[routing.prefill]
@@ -47,6 +49,7 @@ class Books:
         self.users = _users_of_pools(self.instances)
         self.requests: dict[int, Tracked] = {}
         self.running: dict[int, RunningStep] = {}
+        self.open_steps: dict[str, int] = {}  # instance -> its step that can be cut
         self.flying: dict[int, Send] = {}
         self.unplaced: deque[int] = deque()  # wait for pages of a decode pool, oldest first
         self.homeless: deque[int] = deque()  # wait for a prefill instance to come up
@@ -65,6 +68,12 @@ class Books:
 
     def wake(self, instance: Instance) -> None:
         self.awake[instance.name] = instance
+
+    def cut(self, instance: Instance) -> None:
+        """Its open step, if it has one, ends with the iteration in progress."""
+        step = self.open_steps.pop(instance.name, None)
+        if step is not None:
+            self.emit(Cut(step, instance.name))
 
     def by_age(self, waiting: deque[int], rid: int) -> None:
         """Puts a request where its age belongs; new ones go last, which is what usually happens."""

@@ -46,12 +46,14 @@ class Emitted(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StepDone(_Message):
-    """Step `step` of `instance` ended; its tokens are on the host. It ran from `began_ns` on."""
+    """Step `step` of `instance` ended; its tokens are on the host. It ran from `began_ns` on.
+    `ends_ns`: when each of its iterations ended, counted from then, for a step that is `open`."""
 
     step: int
     instance: str
     began_ns: int
     emitted: tuple[Emitted, ...] = ()
+    ends_ns: tuple[int, ...] = ()
 
 
 class Landed(_Message):
@@ -180,7 +182,8 @@ class Step(_Message):
 
     `steps` decode iterations run in one dispatch. `sends` leave from inside the step: each as
     soon as its layer group has been computed. `awaits` are pieces (ids of Sends) that may still be
-    on their way: a layer group of the step starts once those of that group have landed.
+    on their way: a layer group of the step starts once those of that group have landed. An `open`
+    step stands for `steps` decode steps one after the other, as many as Cut lets it have.
     """
 
     id: int
@@ -190,6 +193,14 @@ class Step(_Message):
     steps: int = 1
     sends: tuple[Send, ...] = ()
     awaits: tuple[int, ...] = ()
+    open: bool = False
+
+
+class Cut(_Message):
+    """The open step of `instance` ends with the iteration that is in progress."""
+
+    step: int
+    instance: str
 
 
 class Reuse(_Message):

@@ -88,6 +88,8 @@ def leave(b: Books, t: Tracked, how: Leaving) -> None:
     for waiting in waits:
         if t.rid in waiting:
             waiting.remove(t.rid)
+    if t.slot is not None:
+        b.cut(t.decode)
     settle(b, t)
 
 

@@ -69,6 +69,7 @@ def _stop_steps(b: Books, dead: list[Instance]) -> set[int]:
             touched.add(rid)
     for instance in dead:
         instance.running = 0
+        b.open_steps.pop(instance.name, None)
     return touched
 
 

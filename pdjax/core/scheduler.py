@@ -38,7 +38,8 @@ from pdjax.core.stepping import start_work, step_done
 class Scheduler:
     """Pure bookkeeping: the same events give the same actions, whatever backend runs them.
 
-    layouts: fingerprint of each pool's arrays, by pool name (empty for a simulator).
+    layouts: fingerprint of each pool's arrays, by pool name (empty for a simulator). macro_steps:
+    decode steps that will be alike are one open step, for backends that can cut it.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Scheduler:
         cache: Cache | None = None,
         recovery: Recovery | None = None,
         layouts: dict[str, str] | None = None,
+        macro_steps: bool = False,
     ):
         self._books = Books(
             placement,
@@ -60,6 +62,7 @@ class Scheduler:
             cache=cache or Cache(),
             recovery=recovery or Recovery(),
             layouts=layouts or {},
+            macro_steps=macro_steps,
         )
 
     @property

@@ -44,6 +44,12 @@ class Instance:
     returns: bool = True  # up, or down for a while only
 
     @property
+    def has_news(self) -> bool:
+        """Whether somebody waits who may be in its next step."""
+        seats = self.free_slots > 0 and bool(self.ready or self.swapped)
+        return seats or bool(self.queue or self.prompts)
+
+    @property
     def load(self) -> Load:
         return Load(len(self.members), self.open_tokens)
 

@@ -1,5 +1,7 @@
 """What an instance's next step has in it, and what follows when a step is done."""
 
+import msgspec
+
 from pdjax.core.books import Books
 from pdjax.core.events import Chunk, Decode, Emitted, Reuse, Send, Step, StepDone
 from pdjax.core.lives import end, settle
@@ -25,6 +27,8 @@ from pdjax.core.state import Instance, RunningStep, Tracked
 def start_work(b: Books, instance: Instance) -> None:
     role = instance.role
     if not instance.up or instance.running > role.lag:
+        if instance.has_news:
+            b.cut(instance)
         return
     swap_in(b, instance)
     _seat_ready(b, instance)
@@ -34,6 +38,20 @@ def start_work(b: Books, instance: Instance) -> None:
         decodes = _plan_decode(b, instance, 1 if chunks else role.steps)
     if chunks or decodes:
         _start_step(b, instance, chunks, decodes)
+
+
+def _iterations(b: Books, instance: Instance, decodes: tuple[Decode, ...]) -> int:
+    """How many steps will be as this one unless something happens: until the first request has
+    all its tokens, or needs a page."""
+    if instance.role.lag or instance.role.steps > 1 or not decodes:
+        return 1
+    tracked = [b.requests[d.rid] for d in decodes]
+    if any(t.flying for t in tracked):
+        return 1
+    return min(
+        min(t.request.max_tokens - t.asked, t.target.capacity - d.position)
+        for t, d in zip(tracked, decodes, strict=True)
+    )
 
 
 # --- prefill ------------------------------------------------------------------------------------
@@ -120,6 +138,9 @@ def _start_step(
     for chunk in chunks:
         _dispatch_chunk(b, chunk, sends, leave_after)
     awaits: list[int] = []
+    more = _iterations(b, instance, decodes) if b.macro_steps and not chunks else 1
+    if more > 1:
+        decodes = tuple(msgspec.structs.replace(d, count=more) for d in decodes)
     for decode in decodes:
         t = b.requests[decode.rid]
         t.asked += decode.count
@@ -127,13 +148,25 @@ def _start_step(
         t.joined = False
         awaits += t.flying
     steps = max((decode.count for decode in decodes), default=1)
-    step = Step(b.next_step, instance.name, chunks, decodes, steps, tuple(sends), tuple(awaits))
+    step = Step(
+        b.next_step,
+        instance.name,
+        chunks,
+        decodes,
+        steps,
+        tuple(sends),
+        tuple(awaits),
+        open=more > 1,
+    )
+    if step.open:
+        b.open_steps[instance.name] = step.id
     b.next_step += 1
     instance.running += 1
     b.running[step.id] = RunningStep(step, leave_after)
     b.leases.grant(("step", step.id), b.now_ns)
     b.emit(step)
-    b.wake(instance)  # with a lag, another step may follow at once
+    if instance.role.lag:
+        b.wake(instance)  # another step may follow at once
 
 
 def _dispatch_chunk(
@@ -168,6 +201,7 @@ def step_done(b: Books, done: StepDone) -> None:
     b.leases.drop(("step", done.step))
     instance = b.instances[done.instance]
     instance.running -= 1
+    b.open_steps.pop(instance.name, None)
     b.wake(instance)
     emitted = {e.rid: e for e in done.emitted}
     for chunk in running.step.chunks:
@@ -178,6 +212,8 @@ def step_done(b: Books, done: StepDone) -> None:
     for decode in running.step.decodes:
         t = b.requests[decode.rid]
         t.busy -= 1
+        if running.step.open:
+            t.asked -= decode.count - len(done.ends_ns)
         _take_tokens(b, t, emitted.get(decode.rid))
         settle(b, t)
     for chunk in running.step.chunks:

@@ -268,7 +268,8 @@ class Log:
         for emitted in done.emitted:
             life = self.lives[emitted.rid]
             if life.ended is None and dispatched > life.lost:
-                life.tokens += [t_ns] * len(emitted.tokens)
+                ends = [done.began_ns + end for end in done.ends_ns]
+                life.tokens += ends[: len(emitted.tokens)] or [t_ns] * len(emitted.tokens)
 
     def pass_of(self, send: Send) -> Pass:
         """The pass of its request in which a piece was sent."""
