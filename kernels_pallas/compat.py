@@ -1,6 +1,7 @@
 """What differs between jax 0.10.2 and 0.12, and what a kernel asks about its chip."""
 
 import jax
+import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
 
@@ -17,3 +18,14 @@ def stays_in_hbm(x: jax.Array, interpret: bool) -> jax.Array:
     """x, which XLA must not copy to vector memory for a kernel that reads a part of it. Interpreted
     kernels run where there is only one memory."""
     return x if interpret else pltpu.with_memory_space_constraint(x, pltpu.HBM)
+
+
+def reads_biased_fp8(dtype: jnp.dtype) -> bool:
+    """Whether float8_e4m3fn is best read as float8_e4m3b11fnuz, which v5e, v5p and v6e unpack by an
+    instruction; the number is then 16 times too small, and of the 256 codes two differ: -0, which
+    pages do not hold, and NaN, which only stands where nothing is read. tpu7x unpacks the former.
+    """
+    try:
+        return dtype == jnp.float8_e4m3fn and pltpu.get_tpu_info().generation < 7
+    except (ValueError, NotImplementedError):
+        return dtype == jnp.float8_e4m3fn

@@ -9,6 +9,8 @@ Quantised pages (int8 or float8_e4m3fn) have a float32 scale per token and head 
 V. They lie apart, as scale_P1X with X = K * 2 * p: page, then head, then K or V, then token. One
 row of X numbers per page is dense on every chip; [P, K, 2, p] would be padded to 128 lanes per p.
 
+Float8 pages hold no negative zero, whose code TPU kernels read as NaN; `quantise` makes none.
+
 A larger page class is a run of consecutive pages of the same array: tables stay in units of p.
 """
 
@@ -40,13 +42,17 @@ def empty(P: int, K: int, p: int, H: int, dtype: str) -> Pages:
 
 def quantise(x: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
     """x [..., 2 H] (key and value) as `dtype`, and its scales [..., 2]: the largest magnitude of
-    the key, and of the value, becomes the largest number of `dtype`."""
+    the key, and of the value, becomes the largest number of `dtype`. No zero has a sign."""
     halves = x.reshape(*x.shape[:-1], 2, x.shape[-1] // 2).astype(jnp.float32)
     integer = jnp.issubdtype(dtype, jnp.integer)
     limit = float(jnp.iinfo(dtype).max if integer else jnp.finfo(dtype).max)
     scale = jnp.abs(halves).max(-1) / limit
     scaled = halves / jnp.where(scale > 0, scale, 1.0)[..., None]
-    scaled = jnp.round(scaled) if integer else scaled
+    if integer:
+        scaled = jnp.round(scaled)
+    else:  # what would become a zero is one of positive sign
+        least = float(jnp.finfo(dtype).smallest_subnormal) / 2
+        scaled = jnp.where(jnp.abs(scaled) <= least, 0.0, scaled)
     return jnp.clip(scaled, -limit, limit).astype(dtype).reshape(x.shape), scale
 
 

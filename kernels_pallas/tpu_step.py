@@ -133,8 +133,11 @@ def _side_by_side(plan: Plan, refs: Refs, slot, pack, lane: int):
     heads = [pack * plan.heads + h for h in range(plan.heads)]
     parts = [refs.ring_bKpJ[slot, :, h, :, lane : lane + plan.lanes] for h in heads]
     x_SX = jnp.concatenate([x.reshape(plan.tokens, plan.lanes) for x in parts], axis=1)
-    scaled = refs.scale_P1X is not None
-    return x_SX.astype(jnp.float32).astype(refs.q_CRX.dtype) if scaled else x_SX
+    if refs.scale_P1X is None:
+        return x_SX
+    if plan.biased:
+        x_SX = pltpu.bitcast(x_SX, jnp.float8_e4m3b11fnuz)
+    return x_SX.astype(jnp.float32).astype(refs.q_CRX.dtype)
 
 
 def _wide(x_RH, width: int):
@@ -186,7 +189,9 @@ def _line_up_scales(plan: Plan, refs: Refs, keys, slot) -> None:
             scale_aH = jnp.where(mine_aH, page_aH, scale_aH)
         if u > 1:
             scale_aH = pltpu.roll(scale_aH, 0, 1, stride=LANES - p, stride_axis=0)
-        scale_aH = jnp.where(lane_aH < keys - at * LANES, scale_aH, 0.0)
+        scale_aH = jnp.where(
+            lane_aH < keys - at * LANES, scale_aH * (16.0 if plan.biased else 1.0), 0.0
+        )
         rows = slice(chunk * pieces, (chunk + 1) * pieces)
         refs.scale_YS[rows, at * LANES : (at + 1) * LANES] = scale_aH
 

@@ -50,6 +50,7 @@ class Plan:
     ring: int  # steps whose pages are in flight or in use
     cores: int
     partial: bool  # give lse; then two cores may share a row
+    biased: bool  # read float8_e4m3fn as the kind with a bias of 11: 1/16 of its value
     window: int | None
     softcap: float | None
     loop: bool  # over packs and parts, rather than a copy of the code for each

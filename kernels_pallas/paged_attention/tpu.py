@@ -72,6 +72,7 @@ def _plan(q_BTNH, pages: Pages, table_Bn, window, softcap, run: int) -> Plan:
         ring=3,
         cores=compat.tensor_cores(),
         partial=True,
+        biased=compat.reads_biased_fp8(pages.kv_PKpJ.dtype),
         window=window,
         softcap=softcap,
         loop=False,

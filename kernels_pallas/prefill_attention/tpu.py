@@ -75,6 +75,7 @@ def _plan(q_CTNH, pages: Pages, table_Cn, window, softcap, run: int) -> Plan:
         ring=3,
         cores=compat.tensor_cores(),
         partial=False,
+        biased=compat.reads_biased_fp8(pages.kv_PKpJ.dtype),
         window=window,
         softcap=softcap,
         loop=True,
