@@ -7,13 +7,14 @@ Needs the package libtpu of the version that jax pins (`pip install "jax[tpu]"`)
 import contextlib
 import functools
 import importlib.util
+import math
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,6 +23,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from kernels_pallas import llo
+from kernels_pallas.specs import Spec
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,13 @@ CHIPS = {
     "tpu7x": Chip("tpu7x:2x2x1", "TPU7x", 1, 2.2e9, 1, 9e10),
 }
 
+_KERNEL = re.compile(r"^\s*(?:ROOT )?%(\S+) = .*custom_call_target=\"tpu_custom_call\".*", re.M)
+_ARRAY = re.compile(r"(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
+_COLLECTIVE = re.compile(
+    r"= (\S+|\(.*?\)) (all-gather|all-reduce|all-to-all|collective-permute)(?:-start)?\("
+)
+# How often a ring sends the arrays that the HLO names there; a permute names each one twice.
+_ROUNDS = {"all-gather": 1, "all-reduce": 2, "all-to-all": 1, "collective-permute": 0.5}
 _DUMPS: list[Path] = []
 
 
@@ -95,6 +104,16 @@ def info(chip: str) -> Any:
         return pltpu.get_tpu_info()
 
 
+def hbm_bytes(chip: str) -> int:
+    """Of one device, however many cores it has."""
+    return info(chip).hbm_capacity_bytes * info(chip).num_cores
+
+
+def hbm_bytes_per_s(chip: str) -> float:
+    """Of one device."""
+    return info(chip).mem_bw_bytes_per_second * info(chip).num_cores
+
+
 @contextlib.contextmanager
 def on(chip: str) -> Iterator[None]:
     """Lowering inside sees this chip where it asks for its device."""
@@ -127,5 +146,93 @@ def schedules(chip: str, compiled: jax.stages.Compiled) -> dict[str, llo.Schedul
 
 def kernels(compiled: jax.stages.Compiled) -> list[str]:
     """Names of the Pallas kernels in a program, as its HLO has them."""
-    line = re.compile(r"^\s*(?:ROOT )?%(\S+) = .*custom_call_target=\"tpu_custom_call\"", re.M)
-    return line.findall(compiled.as_text() or "")
+    return [name for name, _ in _kernel_lines(compiled)]
+
+
+class Work(NamedTuple):
+    """What one pass through the innermost loop with matrix products does.
+
+    units: KV tokens times kv heads in decode, query tokens times KV tokens times query heads in
+    prefill. copies: that are started per block of pages. passes: of that loop per pass of the one
+    around it, which then starts the copies; 0 where it is the loop over blocks itself. queries:
+    tokens that read a block of pages together.
+    """
+
+    units: float
+    copies: int
+    passes: int = 0
+    queries: int = 1
+
+
+def decode_work(spec: Spec, chip: str) -> Work:
+    """Of our paged_attention."""
+    from kernels_pallas.paged_attention import tpu
+
+    plan = _plan(tpu._plan, spec, chip)
+    return Work(plan.tokens * plan.K, plan.units)
+
+
+def prefill_work(spec: Spec, chip: str) -> Work:
+    """Of our prefill_attention, which loops over the kv heads of a block."""
+    from kernels_pallas.prefill_attention import tpu
+
+    plan = _plan(tpu._plan, spec, chip)
+    return Work(plan.tokens * plan.rows, plan.units, plan.packs, plan.T)
+
+
+def _plan(make: Callable[..., Any], spec: Spec, chip: str) -> Any:
+    with on(chip):
+        table, _, _ = spec.rows()
+        q, pages = spec.new(spec.N), spec.pages()
+        return make(q, pages, table, spec.window, spec.softcap, spec.run)
+
+
+def bundles(schedule: llo.Schedule, work: Work) -> tuple[float, llo.Way]:
+    """Bundles per unit of work, and the way through the innermost loop."""
+    *around, innermost = schedule.matrix_loops()
+    if not work.passes:
+        way = schedule.path(innermost, work.copies)
+        return way.bundles / work.units, way
+    way, outside = schedule.path(innermost), schedule.path(around[-1], work.copies)
+    return (way.bundles + outside.bundles / work.passes) / work.units, way
+
+
+def small_bytes(compiled: jax.stages.Compiled, pages: Sequence[Any]) -> float:
+    """At most so many bytes of HBM does a program read and write beside the arrays `pages`: XLA's
+    count for its own operations, and what its kernels take and give."""
+    big = {(8 * x.dtype.itemsize, x.shape) for x in pages}
+    total = compiled.cost_analysis()["bytes accessed"]  # pyright: ignore[reportOptionalSubscript]
+    for _, line in _kernel_lines(compiled):
+        for array in _ARRAY.findall(line.partition("frontend_attributes")[0]):
+            bits, shape = _bits_and_shape(array)
+            total += 0 if (bits, shape) in big else math.prod(shape) * bits // 8
+    return total
+
+
+def estimated_cycles(compiled: jax.stages.Compiled) -> int:
+    """XLA's estimate for all of its own operations; it has none for Pallas kernels."""
+    return sum(map(int, re.findall(r'"estimated_cycles":"(\d+)"', compiled.as_text() or "")))
+
+
+def ring_bytes(compiled: jax.stages.Compiled) -> float:
+    """What a program's collectives gather or exchange, plus twice what they reduce."""
+    text = compiled.as_text() or ""
+    return sum(_ROUNDS[kind] * _array_bytes(types) for types, kind in _COLLECTIVE.findall(text))
+
+
+def _array_bytes(types: str) -> int:
+    return sum(
+        math.prod(shape) * bits // 8 for bits, shape in map(_bits_and_shape, _ARRAY.findall(types))
+    )
+
+
+def _bits_and_shape(array: tuple[str, str]) -> tuple[int, tuple[int, ...]]:
+    """Of an array type in HLO, such as ("bf16", "8,128")."""
+    dtype, dims = array
+    bits = int(re.findall(r"\d+", dtype)[0]) if dtype != "pred" else 8
+    return bits, tuple(int(d) for d in dims.split(",") if d)
+
+
+def _kernel_lines(compiled: jax.stages.Compiled) -> list[tuple[str, str]]:
+    """Name and text of each Pallas call in a program's HLO."""
+    return [(match[1], match[0]) for match in _KERNEL.finditer(compiled.as_text() or "")]

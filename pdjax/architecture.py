@@ -95,5 +95,10 @@ def llama3_rope(
 
 TINY = Architecture("tiny", V=256, D=64, F=128, L=4, N=8, K=4, H=16, context=512)
 
-NAMED = {arch.name: arch for arch in (TINY,)}
+# "The Llama 3 Herd of Models", arXiv 2407.21783, table 3; V and context from Meta's model card.
+_LLAMA3 = {"V": 128256, "rope_theta": 500000.0, "context": 8192, "eos": (128001, 128009)}
+LLAMA3_8B = Architecture("llama3-8b", D=4096, F=14336, L=32, N=32, K=8, H=128, **_LLAMA3)
+LLAMA3_70B = Architecture("llama3-70b", D=8192, F=28672, L=80, N=64, K=8, H=128, **_LLAMA3)
+
+NAMED = {arch.name: arch for arch in (TINY, LLAMA3_8B, LLAMA3_70B)}
 """Architectures that `random:NAME` gives random weights."""

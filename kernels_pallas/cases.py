@@ -1,0 +1,57 @@
+"""Every kernel at every named shape, as something to compile: for tests and benchmarks."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from kernels_pallas.kv_pages import append, pack, unpack
+from kernels_pallas.kv_pages import specs as kv_specs
+from kernels_pallas.paged_attention import fused_paged_attention
+from kernels_pallas.paged_attention import specs as decode_specs
+from kernels_pallas.prefill_attention import prefill_attention
+from kernels_pallas.prefill_attention import specs as prefill_specs
+from kernels_pallas.specs import Spec
+
+
+class Case(NamedTuple):
+    """function(*args); args are trees of ShapeDtypeStructs, of which `donate` are given away."""
+
+    name: str
+    spec: Spec
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    donate: tuple[int, ...] = ()
+
+
+def real(implementation: str) -> Iterator[Case]:
+    """All kernels at all shapes that are not only for tests."""
+    for spec in decode_specs.REAL:
+        yield decode(spec, implementation)
+    for spec in prefill_specs.REAL:
+        yield prefill(spec, implementation)
+    for spec in kv_specs.REAL:
+        yield from moves(spec, implementation)
+
+
+def decode(spec: Spec, implementation: str) -> Case:
+    function = partial(fused_paged_attention, implementation=implementation, **spec.options())
+    return Case(spec.name, spec, function, (spec.new(spec.N), spec.pages(), *spec.rows()))
+
+
+def prefill(spec: Spec, implementation: str) -> Case:
+    function = partial(prefill_attention, implementation=implementation, **spec.options())
+    return Case(spec.name, spec, function, (spec.new(spec.N), spec.pages(), *spec.rows()))
+
+
+def moves(spec: Spec, implementation: str) -> Iterator[Case]:
+    """append, pack and unpack."""
+    new, layers = spec.new(spec.K), [spec.pages()] * kv_specs.LAYERS
+    table = jax.ShapeDtypeStruct((spec.n,), jnp.int32)
+    put, take, fill = (partial(f, implementation=implementation) for f in (append, pack, unpack))
+    yield Case(f"append_{spec.name}", spec, put, (spec.pages(), new, new, *spec.rows()), (0,))
+    yield Case(f"pack_{spec.name}", spec, take, (layers, table))
+    piece = jax.eval_shape(partial(pack, implementation="xla"), layers, table)
+    yield Case(f"unpack_{spec.name}", spec, fill, (layers, piece, table), (0,))
