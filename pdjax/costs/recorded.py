@@ -3,7 +3,6 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from statistics import median
 
 from scipy.spatial import KDTree
 
@@ -15,6 +14,11 @@ from pdjax.costs.domain import domain_of, quantities, warner
 
 Sample = tuple[Batch, float]
 """A batch and the seconds that it took."""
+
+Kind = tuple[str, ...]
+"""Names of the quantities that a batch has."""
+ShapeKey = tuple[Kind, tuple[float, ...]]
+"""A batch's kind, and the base-2 logarithms of its quantities, those of contexts rounded."""
 
 OCTAVE = 8
 """Contexts in one eighth of a doubling count as the same shape."""
@@ -37,6 +41,22 @@ def samples_of(records: Iterable[Record], instance: str | None = None) -> list[S
     return samples
 
 
+def shape_key(batch: Batch) -> ShapeKey:
+    sizes = {name: math.log2(1 + value) for name, value in quantities(batch)}
+    rounded = ("cached tokens", "context per request")
+    values = (round(x * OCTAVE) / OCTAVE if n in rounded else x for n, x in sizes.items())
+    return tuple(sizes), tuple(values)
+
+
+def medians_of(samples: Iterable[Sample]) -> dict[ShapeKey, Sample]:
+    """Of each shape, the sample with the median time (of an even number, the shorter)."""
+    by_shape: dict[ShapeKey, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        by_shape[shape_key(sample[0])].append(sample)
+    middle = {shape: sorted(same, key=lambda sample: sample[1]) for shape, same in by_shape.items()}
+    return {shape: same[(len(same) - 1) // 2] for shape, same in middle.items()}
+
+
 def recorded(samples: Sequence[Sample], link: Link, send_bytes: Callable[[Send], int]) -> Cost:
     """A step lasts as the median of the recorded ones of its shape (lengths and requests; contexts
     to an eighth of a doubling), else as the nearest shape of the same kind (prefill, decode or
@@ -45,18 +65,15 @@ def recorded(samples: Sequence[Sample], link: Link, send_bytes: Callable[[Send],
     """
     if not samples:
         raise CostError("no step was recorded: the log has no StepDone")
-    by_shape: dict[_Shape, list[float]] = defaultdict(list)
-    for batch, seconds in samples:
-        by_shape[_shape(batch)].append(seconds)
-    medians = {shape: median(seconds) for shape, seconds in by_shape.items()}
-    kinds: dict[_Kind, list[_Shape]] = defaultdict(list)
+    medians = {shape: seconds for shape, (_, seconds) in medians_of(samples).items()}
+    kinds: dict[Kind, list[ShapeKey]] = defaultdict(list)
     for shape in medians:
         kinds[shape[0]].append(shape)
     trees = {kind: KDTree([size for _, size in shapes]) for kind, shapes in kinds.items()}
     check = warner("the recorded run", domain_of(batch for batch, _ in samples))
 
     def seconds_of(batch: Batch) -> float:
-        shape = kind, size = _shape(batch)
+        shape = kind, size = shape_key(batch)
         if shape not in medians:
             if kind not in trees:
                 known = "; ".join(" and ".join(kind) for kind in trees)
@@ -66,15 +83,3 @@ def recorded(samples: Sequence[Sample], link: Link, send_bytes: Callable[[Send],
         return medians[shape]
 
     return Cost(step_ns_by(seconds_of), send_bytes, link)
-
-
-_Kind = tuple[str, ...]
-_Shape = tuple[_Kind, tuple[float, ...]]
-
-
-def _shape(batch: Batch) -> _Shape:
-    """The quantities that a batch has, and their base-2 logarithms, those of contexts rounded."""
-    sizes = {name: math.log2(1 + value) for name, value in quantities(batch)}
-    rounded = ("cached tokens", "context per request")
-    values = (round(x * OCTAVE) / OCTAVE if n in rounded else x for n, x in sizes.items())
-    return tuple(sizes), tuple(values)
