@@ -27,11 +27,16 @@ class Row(NamedTuple):
         return self.value <= float(bound) if sign == "<=" else self.value >= float(bound)
 
 
-def report(rows: Iterable[Row], path: str | None, setting: dict[str, object]) -> bool:
-    """Prints the rows; with a path also writes them as JSON. True when every goal is met."""
+def report(
+    rows: Iterable[Row], path: str | None, setting: dict[str, object], *, brief: bool = False
+) -> bool:
+    """Prints the rows, `brief` only those with a goal; with a path also writes them all as JSON.
+    True when every goal is met."""
     rows = list(rows)
     table = Table("what", "value", "unit", "goal", "met")
     for row in rows:
+        if brief and not row.goal:
+            continue
         met = {None: "", True: "yes", False: "NO"}[row.met]
         table.add_row(row.what, f"{row.value:.4g}", row.unit, row.goal, met)
     Console().print(table)
