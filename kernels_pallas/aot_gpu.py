@@ -11,7 +11,7 @@ import functools
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,8 @@ def missing() -> str | None:
 def start(dumps: Path | None = None) -> None:
     """Settings for this process. With a folder, ptxas' report of each kernel is dumped there."""
     jax.config.update("jax_platforms", "cpu")
+    # A program for a chip that is not there can be written to the cache, but not read.
+    jax.config.update("jax_enable_compilation_cache", False)
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # there is no driver, and need not be
     if dumps is not None:
         os.environ.update(
@@ -117,16 +119,22 @@ def on(chip: str) -> Iterator[None]:
 
 
 def compile_on(
-    chip: str, function: Callable[..., Any], args: Sequence[Any], donate: Sequence[int] = ()
+    chip: str,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    donate: Sequence[int] = (),
+    options: Mapping[str, Any] | None = None,
 ) -> jax.stages.Compiled:
-    """`function` compiled for one device; `args` are trees of ShapeDtypeStructs."""
+    """`function` compiled for one device; `args` are trees of ShapeDtypeStructs, `options` XLA's
+    flags."""
     mesh = Mesh(np.array([device(chip)]), ("x",))
     where = NamedSharding(mesh, PartitionSpec())
     args = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), args)
     for dumped in (path for folder in _DUMPS for path in folder.iterdir()):
         dumped.unlink()
     with on(chip):
-        return jax.jit(function, donate_argnums=tuple(donate)).lower(*args).compile()
+        lowered = jax.jit(function, donate_argnums=tuple(donate)).lower(*args)
+    return lowered.compile(compiler_options=dict(options or {}))
 
 
 def resources(compiled: jax.stages.Compiled) -> list[Resources]:

@@ -1,4 +1,4 @@
-"""The Hopper kernels, interpreted, equal attention in float64 and move every bit, without a race."""
+"""The Hopper kernels, interpreted, equal attention in float64, move every bit, and do not race."""
 
 import dataclasses
 import functools
