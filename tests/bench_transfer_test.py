@@ -28,7 +28,9 @@ def said(tmp_path_factory) -> dict:
 
 def test_every_transport_stands_beside_device_put_and_only_device_put_has_to_be_as_fast(said):
     values = {row["what"]: row for row in said["rows"]}
-    ways = itertools.product(TRANSPORTS, ("1 to 2", "4 to 4"), ("whole", "8 groups"))
+    ways = itertools.product(
+        (*TRANSPORTS, "jax.device_put"), ("1 to 2", "4 to 4"), ("whole", "8 groups")
+    )
     for name, tp, groups in ways:
         what = f"{name}, tp {tp}, {groups}"
         assert values[what]["unit"] == "GB/s" and values[what]["value"] > 0
