@@ -1,7 +1,6 @@
 """How long actions last, for clocks that are not the wall's."""
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -13,8 +12,8 @@ from pdjax.core.events import Send, Step
 NANOSECONDS = 1e9
 
 
-DecodeNs = Callable[[int, np.ndarray], np.ndarray]
-"""(requests n, tokens cached for them in all, one number per iteration) -> ns of each iteration."""
+DecodeNs = Callable[[Step], Sequence[int] | np.ndarray]
+"""(an open step: only decodes, all of them in all its iterations) -> ns of each iteration."""
 
 
 class Cost(NamedTuple):
@@ -28,10 +27,12 @@ class Cost(NamedTuple):
 
     def ends_ns(self, step: Step) -> list[int]:
         """When each iteration of an open step ends: what as many single steps would last."""
+        return np.cumsum(self.iterations_ns(step)).tolist()
+
+    def iterations_ns(self, step: Step) -> Sequence[int] | np.ndarray:
+        """What each iteration of an open step lasts."""
         if self.decode_ns is not None:
-            n, cached = len(step.decodes), sum(d.position for d in step.decodes)
-            lengths = self.decode_ns(n, cached + n * np.arange(step.steps))
-            return np.cumsum(lengths).tolist()
+            return self.decode_ns(step)
         replace = msgspec.structs.replace
         singles = (
             replace(
@@ -41,7 +42,13 @@ class Cost(NamedTuple):
             )
             for i in range(step.steps)
         )
-        return list(itertools.accumulate(self.step_ns(single) for single in singles))
+        return [self.step_ns(single) for single in singles]
+
+
+def cached_of(step: Step) -> tuple[int, np.ndarray]:
+    """Of an open step: how many requests, and the tokens cached for them before each iteration."""
+    n, cached = len(step.decodes), sum(d.position for d in step.decodes)
+    return n, cached + n * np.arange(step.steps)
 
 
 def affine(clock: Clock, link: Link, send_bytes: Callable[[Send], int]) -> Cost:
@@ -61,7 +68,8 @@ def affine(clock: Clock, link: Link, send_bytes: Callable[[Send], int]) -> Cost:
         )
         return round(seconds * NANOSECONDS)
 
-    def decode_ns(n: int, cached: np.ndarray) -> np.ndarray:
+    def decode_ns(step: Step) -> np.ndarray:
+        n, cached = cached_of(step)
         seconds = clock.step_s + clock.decode_token_s * n + clock.context_token_s * cached
         return np.rint(seconds * NANOSECONDS).astype(np.int64)
 

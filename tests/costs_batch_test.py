@@ -3,11 +3,15 @@
 import pytest
 from costs_helpers import LINK, decode, mixed, no_bytes, prefill
 
-from pdjax.catalogue import model
-from pdjax.core.events import Send
-from pdjax.cost import Cost
+from pdjax.catalogue import chip, model
+from pdjax.core.config import Clock
+from pdjax.core.events import Decode, Send, Step
+from pdjax.cost import Cost, affine
 from pdjax.costs.batch import Batch, CostError, batches, send_bytes_of, step_ns_by
+from pdjax.costs.distserve import distserve
 from pdjax.costs.placement import per_role
+from pdjax.costs.roofline import Roofline, on_chip, roofline
+from pdjax.costs.table import Grid, Table, table
 
 
 def send(group: int = 0, groups: int = 1, length: int = 10, source: str = "p/0") -> Send:
@@ -56,3 +60,25 @@ def test_a_role_without_a_cost_is_named():
     cost = per_role({"p": Cost(lambda step: 1, no_bytes)}, LINK)
     with pytest.raises(CostError, match="no cost for the role `d`; there are p"):
         cost.step_ns(decode(3))
+
+
+def _open_step() -> Step:
+    """Five iterations of three requests."""
+    decodes = tuple(Decode(i, i, position, 5) for i, position in enumerate((7, 900, 65)))
+    return Step(0, "d/0", decodes=decodes, steps=5, open=True)
+
+
+@pytest.mark.parametrize("name", ["distserve", "roofline", "table", "per role", "affine"])
+def test_iterations_of_an_open_step_last_as_single_steps(name):
+    llama, grid = model("llama3-8b"), Grid((1, 8), (1, 2000), ((0.1, 0.3), (0.2, 0.7)))
+    of_chip = Roofline(name="H100", coefficients=on_chip(chip("h100")), tp=2)
+    cost = {
+        "distserve": distserve("opt-13b", 1, LINK, no_bytes),
+        "roofline": roofline(of_chip, llama, LINK, no_bytes),
+        "table": table(Table("measured", grid, grid), LINK, no_bytes),
+        "per role": per_role({"d": roofline(of_chip, llama, LINK, no_bytes)}, LINK),
+        "affine": affine(Clock("modelled"), LINK, no_bytes),
+    }[name]
+    singly = cost._replace(decode_ns=None)  # by step_ns of every iteration
+    assert cost.ends_ns(_open_step()) == singly.ends_ns(_open_step())
+    assert all(isinstance(end, int) for end in cost.ends_ns(_open_step()))

@@ -2,11 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from pdjax.catalogue import Shape
 from pdjax.core.events import Decode, Send, Step
-from pdjax.cost import NANOSECONDS
+from pdjax.cost import NANOSECONDS, DecodeNs, cached_of
 
 
 class CostError(ValueError):
@@ -15,11 +17,12 @@ class CostError(ValueError):
 
 class Batch(NamedTuple):
     """One iteration. chunks: (start, length) of each chunk of a prompt. decodes: requests that
-    decode. context: keys that they see together, each its own newest token too."""
+    decode. context: keys that they see together, each its own newest token too; an array where
+    many iterations are timed at once."""
 
     chunks: tuple[tuple[int, int], ...] = ()
     decodes: int = 0
-    context: float = 0
+    context: Any = 0  # a number, or an array of them
 
     @property
     def prompt_tokens(self) -> int:
@@ -61,6 +64,25 @@ def step_ns_by(seconds: Seconds) -> Callable[[Step], int]:
         return sum(round(seconds(batch) * NANOSECONDS) for batch in batches(step))
 
     return step_ns
+
+
+def decode_ns_by(seconds: Seconds) -> DecodeNs:
+    """`Cost.decode_ns` of a function that takes any batch."""
+
+    def decode_ns(step: Step) -> list[int]:
+        return [round(seconds(batch) * NANOSECONDS) for batch in batches(step)]
+
+    return decode_ns
+
+
+def decode_ns_at_once(seconds: Callable[[Batch], Any]) -> DecodeNs:
+    """The same of one that takes a Batch whose `context` is an array, one for each iteration."""
+
+    def decode_ns(step: Step) -> np.ndarray:
+        n, cached = cached_of(step)
+        return np.rint(seconds(Batch((), n, cached + n)) * NANOSECONDS).astype(np.int64)
+
+    return decode_ns
 
 
 def send_bytes_of(shape: Shape, value_bytes: float = 2) -> Callable[[Send], int]:

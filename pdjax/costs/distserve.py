@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pdjax.core.config import Link
 from pdjax.core.events import Send
 from pdjax.cost import Cost
-from pdjax.costs.batch import Batch, CostError, step_ns_by
+from pdjax.costs.batch import Batch, CostError, decode_ns_at_once, step_ns_by
 
 LARGE_BATCH = 95
 """Decodes per batch from which the second set of coefficients holds."""
@@ -126,7 +126,11 @@ def distserve(
             f"there are {known or 'fits of the engines distserve and vllm'}"
         )
     fit = FITS[engine, model, tp]
-    return Cost(step_ns_by(lambda batch: _seconds(fit, batch)), send_bytes, link)
+
+    def seconds(batch: Batch) -> float:
+        return _seconds(fit, batch)
+
+    return Cost(step_ns_by(seconds), send_bytes, link, decode_ns_at_once(seconds))
 
 
 def _seconds(fit: Coefficients, batch: Batch) -> float:

@@ -1,6 +1,8 @@
 """One cost of a whole placement, whose roles may differ in chip, tp or model of cost."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from pdjax.core.config import Link, role_of
 from pdjax.core.events import Send, Step
@@ -26,4 +28,7 @@ def per_role(costs: Mapping[str, Cost], link: Link) -> Cost:
     def send_bytes(send: Send) -> int:
         return cost_of(send.source).send_bytes(send)
 
-    return Cost(step_ns, send_bytes, link)
+    def decode_ns(step: Step) -> Sequence[int] | np.ndarray:
+        return cost_of(step.instance).iterations_ns(step)
+
+    return Cost(step_ns, send_bytes, link, decode_ns)

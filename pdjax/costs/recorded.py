@@ -9,7 +9,7 @@ from scipy.spatial import KDTree
 from pdjax.core.config import Link
 from pdjax.core.events import Record, Send, Step, StepDone
 from pdjax.cost import NANOSECONDS, Cost
-from pdjax.costs.batch import Batch, CostError, batches, step_ns_by
+from pdjax.costs.batch import Batch, CostError, batches, decode_ns_by, step_ns_by
 from pdjax.costs.domain import domain_of, quantities, warner
 
 Sample = tuple[Batch, float]
@@ -82,4 +82,4 @@ def recorded(samples: Sequence[Sample], link: Link, send_bytes: Callable[[Send],
             medians[shape] = medians[kinds[kind][trees[kind].query(size)[1]]]
         return medians[shape]
 
-    return Cost(step_ns_by(seconds_of), send_bytes, link)
+    return Cost(step_ns_by(seconds_of), send_bytes, link, decode_ns_by(seconds_of))

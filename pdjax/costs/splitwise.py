@@ -15,7 +15,7 @@ import pandas as pd
 from pdjax.core.config import Link
 from pdjax.core.events import Send
 from pdjax.cost import Cost
-from pdjax.costs.batch import Batch, CostError, step_ns_by
+from pdjax.costs.batch import Batch, CostError, decode_ns_by, step_ns_by
 from pdjax.costs.domain import warner
 
 MIXED = 1.1
@@ -115,7 +115,7 @@ def splitwise(measured: Measured, link: Link, send_bytes: Callable[[Send], int])
         longer = measured.token_alone.at(context) - measured.token_alone.at(BATCHED)
         return measured.token_batch.at(batch.decodes) + longer
 
-    return Cost(step_ns_by(seconds), send_bytes, link)
+    return Cost(step_ns_by(seconds), send_bytes, link, decode_ns_by(seconds))
 
 
 def as_simulated(measured: Measured, link: Link, send_bytes: Callable[[Send], int]) -> Cost:
@@ -132,7 +132,7 @@ def as_simulated(measured: Measured, link: Link, send_bytes: Callable[[Send], in
         alone = _extended(measured.prompt_tokens, batch.prompt_tokens + batch.decodes)
         return alone * MIXED if batch.decodes else alone
 
-    return Cost(step_ns_by(seconds), send_bytes, link)
+    return Cost(step_ns_by(seconds), send_bytes, link, decode_ns_by(seconds))
 
 
 def _extended(curve: Curve, x: float) -> float:

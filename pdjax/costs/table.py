@@ -11,7 +11,7 @@ import msgspec
 from pdjax.core.config import Link
 from pdjax.core.events import Send
 from pdjax.cost import Cost
-from pdjax.costs.batch import Batch, CostError, step_ns_by
+from pdjax.costs.batch import Batch, CostError, decode_ns_by, step_ns_by
 from pdjax.costs.domain import warner
 
 
@@ -93,7 +93,7 @@ def table(table: Table, link: Link, send_bytes: Callable[[Send], int]) -> Cost:
         alone = prefill.at(tokens + n, cached)
         return alone + (decode.at(n, context) - decode.at(n, decode.columns[0]) if n else 0.0)
 
-    return Cost(step_ns_by(seconds), send_bytes, link)
+    return Cost(step_ns_by(seconds), send_bytes, link, decode_ns_by(seconds))
 
 
 # --- Reading -----------------------------------------------------------------------------
