@@ -282,6 +282,7 @@ def _recorded_scheduler(config: Config, placement: str, records: Sequence[Record
         routing=config.routing,
         cache=config.cache,
         recovery=config.recovery,
+        slo=config.slo,
         layouts={handle.pool: handle.layout for handle in holds},
     )
 

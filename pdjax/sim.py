@@ -28,6 +28,7 @@ def simulate(
         routing=config.routing,
         cache=config.cache,
         recovery=config.recovery,
+        slo=config.slo,
         macro_steps=macro_steps,
     )
     contents = Unseen(config.transfer.checksum)

@@ -1,10 +1,12 @@
 """What can never be served is refused at submit, in one line with the numbers."""
 
 import pytest
-from decision_helpers import PLACEMENTS, Driven, both, decode, pool, prefill, request
+from decision_helpers import PLACEMENTS, Driven, both, decode, of_type, pool, prefill, request
 
+from pdjax.core.config import SLO, Estimate, Routing
 from pdjax.core.events import Refuse
-from pdjax.core.policies.admission import Need, why_refused
+from pdjax.core.policies.admission import Need, still_decoding, why_refused, why_rejected
+from pdjax.core.scheduler import Scheduler
 
 ROOMY = Need(tokens=4, pool="decode/0", pages=6, page_size=3)
 
@@ -59,3 +61,58 @@ def test_each_pool_is_asked_for_what_it_would_have_to_hold(
         assert not others and run.scheduler.idle
     run.drain()
     run.check()
+
+
+# --- early rejection ---------------------------------------------------------------------
+
+SLOW = SLO(ttft_s=1.0, tpot_s=0.05)
+ESTIMATE = Estimate(prefill_token_s=0.1, decode_step_s=0.02, decode_request_s=0.01)
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "decoding", "why"),
+    [
+        (1.0, 2, ""),
+        (1.01, 2, "the first token would come after 1.01 s; the objective is 1 s"),
+        (1.0, 3, "a token would take 0.06 s beside 3 requests; the objective is 0.05 s"),
+    ],
+)
+def test_who_would_miss_an_objective_is_told_which_and_by_how_much(ttft_s, decoding, why):
+    assert why_rejected(SLOW, ESTIMATE, ttft_s, decoding) == why
+
+
+def test_only_those_with_more_tokens_than_the_time_holds_still_decode():
+    # Three decode together at 0.05 s per token: in 0.2 s four tokens come.
+    assert still_decoding([3, 4, 5], ESTIMATE, 0.2) == 1
+
+
+def rejecting(reject: str) -> Driven:
+    run = Driven({"prefill": prefill(pool=pool(40)), "decode": decode(pool=pool(40), slots=8)})
+    run.scheduler = Scheduler(
+        {"prefill": prefill(pool=pool(40)), "decode": decode(pool=pool(40), slots=8)},
+        context=40,
+        routing=Routing(reject=reject, estimate=ESTIMATE),
+        slo=SLOW,
+    )
+    return run
+
+
+def test_a_queue_that_is_too_long_turns_new_requests_away():
+    run = rejecting("now")
+    assert not of_type(Refuse, run.arrive(0, prompt_len=6, max_tokens=2))
+    assert of_type(Refuse, run.arrive(1, prompt_len=6, max_tokens=2))  # 6 + 6 tokens: 1.2 s
+    assert not of_type(Refuse, run.arrive(2, prompt_len=4, max_tokens=2))
+    run.drain()
+    assert run.scheduler.idle
+
+
+def test_by_prediction_those_on_their_way_to_decode_count_already():
+    """Three prompts of one token are let in by what decodes now, which is nobody; the third would
+    decode beside two others, the fourth beside three."""
+    answers = {}
+    for reject in ("now", "predicted", "never"):
+        run = rejecting(reject)
+        refused = [of_type(Refuse, run.arrive(rid, 1, 9)) for rid in range(4)]
+        answers[reject] = [bool(r) for r in refused]
+    assert answers["now"] == answers["never"] == [False] * 4
+    assert answers["predicted"] == [False, False, False, True]

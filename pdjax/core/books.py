@@ -15,7 +15,8 @@ from pdjax.core.events import (
     Send,
 )
 from pdjax.core.leases import Leases
-from pdjax.core.policies.routing import ROUTERS
+from pdjax.core.policies.ordering import ORDERS
+from pdjax.core.policies.routing import Load, looks_at_caches, router_of
 from pdjax.core.policies.transfer import SCHEDULES, Piece
 from pdjax.core.prefix import extend
 from pdjax.core.state import Instance, RunningStep, Tracked, build_instances
@@ -40,8 +41,10 @@ class Books:
         self.recovery, self.macro_steps = recovery, macro_steps
         self.schedule = SCHEDULES[transfer.schedule]
         self.streaming = transfer.schedule == "streaming"
-        self.route_prefill = ROUTERS[routing.prefill]
-        self.route_decode = ROUTERS[routing.decode]
+        self.routing = routing
+        self._prefill_router = router_of(routing.prefill, routing, cache.remote)
+        self._decode_router = router_of(routing.decode, routing, cache.remote)
+        self.order = ORDERS[routing.order]
         self.instances = build_instances(placement, dict(layouts), cache)
         self.prefillers = [i for i in self.instances.values() if i.role.prefills_here]
         self.decoders = [i for i in self.instances.values() if i.role.decodes_here]
@@ -82,6 +85,29 @@ class Books:
         while after < len(waiting) and self.requests[waiting[-1 - after]].age > age:
             after += 1
         waiting.insert(len(waiting) - after, rid)
+
+    # --- where to ------------------------------------------------------------------------
+
+    def route_prefill(self, t: Tracked, candidates: list[Instance]) -> Instance:
+        self.routed += 1
+        loads = self._loads(t, candidates, self.routing.prefill)
+        return candidates[self._prefill_router(self.routed - 1, t.request, loads)]
+
+    def route_decode(self, t: Tracked, candidates: list[Instance]) -> Instance:
+        self.placed += 1
+        loads = self._loads(t, candidates, self.routing.decode)
+        return candidates[self._decode_router(self.placed - 1, t.request, loads)]
+
+    def _loads(self, t: Tracked, candidates: list[Instance], router: str) -> list[Load]:
+        if looks_at_caches(router):
+            return [self.load_with_cache(t, instance) for instance in candidates]
+        return [instance.load for instance in candidates]
+
+    def load_with_cache(self, t: Tracked, instance: Instance) -> Load:
+        pool = instance.pool
+        cached = pool.cached(t.blocks, self.now_ns) * self.cache.block
+        held = (pool.pages - pool.free) * pool.page_size
+        return instance.load._replace(cached=min(cached, t.length - 1), held=held)
 
     # --- memory --------------------------------------------------------------------------
 

@@ -257,11 +257,53 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Routing:
-    """Which instance gets a request, on each side (names in core.policies.routing)."""
+class Estimate:
+    """How long the scheduler expects things to take, for the policies that look ahead.
 
-    prefill: Literal["round_robin", "shortest_queue"] = "shortest_queue"
-    decode: Literal["round_robin", "shortest_queue"] = "shortest_queue"
+    Prefill of the tokens [c, n) of a prompt: step_s + prefill_token_s (n - c) + pair_s (n^2 - c^2)
+    / 2; loading a cached token from another pool: load_token_s; a decode step: decode_step_s +
+    decode_request_s per request. balance: a prefix is loaded where another pool has more than so
+    many times as much of it (Mooncake's balancing threshold).
+    """
+
+    step_s: float = 0.0
+    prefill_token_s: float = 1e-4
+    pair_s: float = 0.0
+    load_token_s: float = 0.0
+    decode_step_s: float = 0.0
+    decode_request_s: float = 0.0
+    balance: float = 1.0
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Which instance gets a request, on each side (names in core.policies.routing), and which
+    waiting prompt is next (core.policies.ordering).
+
+    order_bound_s: a prompt that waited for so long is next whatever `order` says; 0: no bound.
+    local_below: a prompt with fewer tokens to compute than this is prefilled on the decode
+        instance itself (conditional disaggregation, as in llm-d and Dynamo). overflow_above: so is
+        any while every prefill instance has more prompt tokens than this before it (Splitwise's
+        mixed pool); 0: never.
+    reject: turn requests away at submit whose TTFT or TPOT would miss the objectives by what is
+        running `now`, or by what will be running when their prefill ends (`predicted`), as
+        Mooncake does under overload.
+    cache_weight: of computed tokens against held ones in `cache_aware`.
+    """
+
+    prefill: Literal[
+        "round_robin", "random", "shortest_queue", "fewest_tokens", "cache_aware", "shortest_ttft"
+    ] = "shortest_queue"
+    decode: Literal[
+        "round_robin", "random", "shortest_queue", "fewest_tokens", "power_of_two", "cache_aware"
+    ] = "shortest_queue"
+    order: Literal["fcfs", "sjf", "hrrn"] = "fcfs"
+    order_bound_s: float = 0.0
+    local_below: int = 0
+    overflow_above: int = 0
+    reject: Literal["never", "now", "predicted"] = "never"
+    cache_weight: float = 1.0
+    estimate: Estimate = field(default_factory=Estimate)
 
 
 @dataclass(frozen=True)

@@ -255,7 +255,19 @@ class Finish(_Message):
 
 Event = Arrived | AbortAsked | StepDone | Landed | SendFailed | Down | Up | TimeUp
 Action = (
-    Hold | Grow | Release | Send | Cancel | Step | Reuse | Preempt | Retry | Alarm | Refuse | Finish
+    Hold
+    | Grow
+    | Release
+    | Send
+    | Cancel
+    | Step
+    | Cut
+    | Reuse
+    | Preempt
+    | Retry
+    | Alarm
+    | Refuse
+    | Finish
 )
 
 

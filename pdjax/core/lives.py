@@ -13,14 +13,29 @@ def enqueue(b: Books, t: Tracked, instance: Instance | None = None) -> None:
         if not up:
             b.by_age(b.homeless, t.rid)
             return
-        instance = up[b.route_prefill(b.routed, t.request, [i.load for i in up])]
-        b.routed += 1
+        instance = _near_decode(b, t, up) or b.route_prefill(t, up)
     t.prefill = instance
     t.prefill_tokens = t.length
     instance.open_tokens += t.length
     instance.members[t.rid] = None
     b.by_age(instance.queue, t.rid)
     b.wake(instance)
+
+
+def _near_decode(b: Books, t: Tracked, up: list[Instance]) -> Instance | None:
+    """The decode instance that shall prefill it too, where the routing wants that."""
+    routing = b.routing
+    if not (routing.local_below or routing.overflow_above) or not t.decodes:
+        return None
+    full = routing.overflow_above and all(i.open_tokens > routing.overflow_above for i in up)
+    decoders = [d for d in b.decoders if d.up]
+    if not decoders:
+        return None
+    if not full:
+        cached = max(b.load_with_cache(t, instance).cached for instance in decoders)
+        if t.length - cached >= routing.local_below:
+            return None
+    return b.route_decode(t, decoders)
 
 
 def end(b: Books, t: Tracked, reason: FinishReason, why: str = "") -> None:
@@ -89,7 +104,7 @@ def leave(b: Books, t: Tracked, how: Leaving) -> None:
         if t.rid in waiting:
             waiting.remove(t.rid)
     if t.slot is not None:
-        b.cut(t.decode)
+        b.cut(b.instances[t.decode.name])
     settle(b, t)
 
 

@@ -24,10 +24,8 @@ def find_places(b: Books) -> None:
         fits = [d for d in b.decoders if _accepts(b, d, t)]
         if not fits:
             return
-        choice = b.route_decode(b.placed, t.request, [d.load for d in fits])
-        b.placed += 1
         b.unplaced.popleft()
-        _place(b, t, fits[choice])
+        _place(b, t, b.route_decode(t, fits))
 
 
 def _accepts(b: Books, d: Instance, t: Tracked) -> bool:

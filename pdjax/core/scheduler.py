@@ -11,7 +11,7 @@ oldest there always gets; prefill waits for decode pools only, and holds nothing
 """
 
 from pdjax.core.books import Books
-from pdjax.core.config import Cache, Placement, Recovery, Routing, Transfer
+from pdjax.core.config import SLO, Cache, Placement, Recovery, Routing, Transfer
 from pdjax.core.events import (
     AbortAsked,
     Action,
@@ -28,6 +28,7 @@ from pdjax.core.events import (
 )
 from pdjax.core.lives import end, enqueue
 from pdjax.core.moving import find_places, landed, send_failed
+from pdjax.core.overload import why_too_late
 from pdjax.core.policies.admission import Need, why_refused
 from pdjax.core.recovery import down, nobody_for, time_up, up
 from pdjax.core.request import Request
@@ -51,9 +52,11 @@ class Scheduler:
         routing: Routing | None = None,
         cache: Cache | None = None,
         recovery: Recovery | None = None,
+        slo: SLO | None = None,
         layouts: dict[str, str] | None = None,
         macro_steps: bool = False,
     ):
+        self._slo = slo or SLO()
         self._books = Books(
             placement,
             context=context,
@@ -111,11 +114,12 @@ class Scheduler:
         b = self._books
         why = why_refused(request, b.context, self._needs(request))
         why = why or nobody_for(b, prefill=True, decode=request.max_tokens > 1)
+        t = Tracked(request, b.arrived, request.prompt_len)
+        t.blocks, t.tail = list(request.blocks), request.tail
+        why = why or why_too_late(b, t, self._slo)
         if why:
             b.emit(Refuse(request.id, why))
             return
-        t = Tracked(request, b.arrived, request.prompt_len)
-        t.blocks, t.tail = list(request.blocks), request.tail
         b.arrived += 1
         b.requests[request.id] = t
         enqueue(b, t)

@@ -19,6 +19,7 @@ from pdjax.core.moving import (
     tokens_with_room,
 )
 from pdjax.core.policies.batching import Prompt, plan_chunks
+from pdjax.core.policies.ordering import Waiting, fcfs, next_of
 from pdjax.core.policies.transfer import Piece
 from pdjax.core.pressure import make_room
 from pdjax.core.state import Instance, RunningStep, Tracked
@@ -59,10 +60,10 @@ def _iterations(b: Books, instance: Instance, decodes: tuple[Decode, ...]) -> in
 
 def _plan_prefill(b: Books, instance: Instance) -> tuple[Chunk, ...]:
     while instance.queue and len(instance.prompts) < instance.role.prefills:
-        t = b.requests[instance.queue[0]]
+        t = b.requests[_next_prompt(b, instance)]
         if not _hold_source(b, t):
             break
-        instance.queue.popleft()
+        instance.queue.remove(t.rid)
         if not begin_load(b, t):
             instance.prompts.append(t.rid)
     if not instance.prompts:
@@ -70,6 +71,15 @@ def _plan_prefill(b: Books, instance: Instance) -> tuple[Chunk, ...]:
     tracked = [b.requests[rid] for rid in instance.prompts]
     prompts = [Prompt(t.rid, t.dispatched, t.length) for t in tracked]
     return plan_chunks(prompts, budget=instance.role.chunk, page_size=instance.pool.page_size)
+
+
+def _next_prompt(b: Books, instance: Instance) -> int:
+    queue = instance.queue
+    if b.order is fcfs or len(queue) == 1:
+        return queue[0]
+    tracked = [b.requests[rid] for rid in queue]
+    waiting = [Waiting(b.now_ns - t.request.arrival_ns, t.length) for t in tracked]
+    return queue[next_of(b.order, waiting, round(b.routing.order_bound_s * 1e9))]
 
 
 def _hold_source(b: Books, t: Tracked) -> bool:

@@ -158,6 +158,7 @@ class Engine:
             routing=self.config.routing,
             cache=self.config.cache,
             recovery=self.config.recovery,
+            slo=self.config.slo,
             layouts={name: pool.layout.fingerprint for name, pool in self.pools.items()},
         )
 
