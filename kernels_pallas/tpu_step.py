@@ -8,6 +8,8 @@ share 128 lanes: zeros in q hide the value, and the last 64 lanes are the result
 
 import functools
 import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
@@ -39,20 +41,21 @@ def compute(plan: Plan, refs: Refs, row, block, slot) -> None:
     if refs.scale_P1X is not None:
         _line_up_scales(plan, refs, keys, slot)
     if not plan.loop:
-        for pack in range(plan.packs):
-            _attend(plan, refs, position, keys, slot, pack, 0, True)
+        parts = [Part(pack, 0, position, keys, slot, True) for pack in range(plan.packs)]
+        _attend(plan, refs, parts)
         return
 
     def all_packs(masked):
         @functools.partial(lax.fori_loop, 0, plan.packs, init_val=None)
         def _(pack, _):
             if refs.kv_2SX is not None:
-                for i, lane in enumerate((0, plan.value_lane)):
-                    refs.kv_2SX[i] = _side_by_side(plan, refs, slot, pack, lane)
+                for which in range(2):
+                    refs.kv_2SX[which] = _side_by_side(plan, refs, slot, pack, which)
 
             @functools.partial(lax.fori_loop, 0, plan.rows // plan.part, init_val=None)
             def _(part, _):
-                _attend(plan, refs, position, keys, slot, pack, part * plan.part, masked)
+                first = part * plan.part
+                _attend(plan, refs, [Part(pack, first, position, keys, slot, masked)])
 
     # Large tiles are worth a second copy of the code, for blocks that every query sees.
     clear = plan.tokens <= jnp.minimum(position + 1, keys)
@@ -93,43 +96,77 @@ def _head(plan: Plan, shape: tuple[int, ...]):
     return lax.broadcasted_iota(jnp.int32, shape, len(shape) - 2) // (plan.G * plan.T)
 
 
-def _attend(plan: Plan, refs: Refs, position, keys, slot, pack, first, masked: bool) -> None:
-    """One pack of heads over one block; positions count from the block's beginning."""
-    rows = pl.ds(first, plan.part) if plan.loop else slice(None)
-    q_RX = refs.q_CRX[pack, rows]
-    scaled = refs.scale_P1X is not None
-    if refs.kv_2SX is not None:
-        k_SX, v_SX = refs.kv_2SX[0], refs.kv_2SX[1]
-    else:
-        k_SX, v_SX = (_side_by_side(plan, refs, slot, pack, x) for x in (0, plan.value_lane))
-    precision = lax.Precision.HIGHEST if q_RX.dtype == jnp.float32 else None
-    dot = functools.partial(
-        lax.dot_general, precision=precision, preferred_element_type=jnp.float32
-    )
-    s_RS = dot(q_RX, k_SX, (((1,), (1,)), ((), ())))
-    if scaled:
-        s_RS *= _scales(plan, refs, pack, 0)
+class Part(NamedTuple):
+    """Rows of a pack's queries that meet a block together. Positions count from its beginning."""
+
+    pack: Any
+    first: Any  # row
+    position: Any
+    keys: Any
+    slot: Any
+    masked: bool
+
+    def rows(self, plan: Plan):
+        """Index of these rows in what is kept per row."""
+        return self.pack, (pl.ds(self.first, plan.part) if plan.loop else slice(None))
+
+
+def _attend(plan: Plan, refs: Refs, parts: Sequence[Part]) -> None:
+    """Some parts, in stages: while one waits for the matrix unit, the others have work."""
+    scores = [_scores(plan, refs, part) for part in parts]
+    weights = [_weights(plan, refs, part, s_RS) for part, s_RS in zip(parts, scores, strict=True)]
+    for part, (p_RS, fade_RH) in zip(parts, weights, strict=True):
+        o_RX = _dot(p_RS, _operand(plan, refs, part, 1), 0)
+        rows = part.rows(plan)
+        refs.o_CRX[rows] = refs.o_CRX[rows] * _wide(fade_RH, o_RX.shape[1]) + o_RX
+
+
+def _scores(plan: Plan, refs: Refs, part: Part):
+    """In powers of 2, MASKED where a query sees no token."""
+    s_RS = _dot(refs.q_CRX[part.rows(plan)], _operand(plan, refs, part, 0), 1)
+    if refs.scale_P1X is not None:
+        s_RS *= _scales(plan, refs, part.pack, 0)
     if plan.softcap is not None:
         s_RS = jnp.tanh(s_RS) * (plan.softcap * LOG2E)
-    if masked:
-        s_RS = jnp.where(_seen(plan, position, keys, first, s_RS.shape), s_RS, MASKED)
+    return jnp.where(_seen(plan, part, s_RS.shape), s_RS, MASKED) if part.masked else s_RS
 
-    before_RH = refs.top_CRH[pack, rows]
+
+def _weights(plan: Plan, refs: Refs, part: Part, s_RS):
+    """What the values are to be multiplied with, and by what earlier results shrink."""
+    rows = part.rows(plan)
+    before_RH = refs.top_CRH[rows]
     top_RH = jnp.maximum(before_RH, s_RS.max(axis=1, keepdims=True))
     fade_RH = jnp.exp2(before_RH - top_RH)
     p_RS = jnp.exp2(s_RS - _wide(top_RH, plan.tokens))
-    refs.top_CRH[pack, rows] = top_RH
+    refs.top_CRH[rows] = top_RH
     sums_RH = sum(p_RS[:, at : at + LANES] for at in range(0, plan.tokens, LANES))
-    refs.sum_CRH[pack, rows] = refs.sum_CRH[pack, rows] * fade_RH + sums_RH
-    if scaled:
-        p_RS *= _scales(plan, refs, pack, 1)
-    o_RX = dot(p_RS.astype(q_RX.dtype), v_SX, (((1,), (0,)), ((), ())))
-    faded_RX = refs.o_CRX[pack, rows] * _wide(fade_RH, o_RX.shape[1])
-    refs.o_CRX[pack, rows] = faded_RX + o_RX
+    refs.sum_CRH[rows] = refs.sum_CRH[rows] * fade_RH + sums_RH
+    if refs.scale_P1X is not None:
+        p_RS *= _scales(plan, refs, part.pack, 1)
+    return p_RS.astype(refs.q_CRX.dtype), fade_RH
 
 
-def _side_by_side(plan: Plan, refs: Refs, slot, pack, lane: int):
+def _dot(x_RY, y, axis: int):
+    precision = lax.Precision.HIGHEST if x_RY.dtype == jnp.float32 else None
+    return lax.dot_general(
+        x_RY,
+        y,
+        (((1,), (axis,)), ((), ())),
+        precision=precision,
+        preferred_element_type=jnp.float32,
+    )
+
+
+def _operand(plan: Plan, refs: Refs, part: Part, which: int):
+    """The keys (0) or values (1) of a pack."""
+    if refs.kv_2SX is not None:
+        return refs.kv_2SX[which]
+    return _side_by_side(plan, refs, part.slot, part.pack, which)
+
+
+def _side_by_side(plan: Plan, refs: Refs, slot, pack, which: int):
     """Keys or values of a pack's heads, [S, heads * lanes], as numbers of q's dtype."""
+    lane = plan.value_lane if which else 0
     heads = [pack * plan.heads + h for h in range(plan.heads)]
     parts = [refs.ring_bKpJ[slot, :, h, :, lane : lane + plan.lanes] for h in heads]
     x_SX = jnp.concatenate([x.reshape(plan.tokens, plan.lanes) for x in parts], axis=1)
@@ -145,12 +182,13 @@ def _wide(x_RH, width: int):
     return jnp.concatenate([x_RH] * (width // LANES), axis=1)
 
 
-def _seen(plan: Plan, position, keys, first, shape):
+def _seen(plan: Plan, part: Part, shape):
     """Which tokens of the block each query of a pack sees."""
-    at_RS = lax.broadcasted_iota(jnp.int32, shape, 1)
+    at_RS, position = lax.broadcasted_iota(jnp.int32, shape, 1), part.position
     if plan.T > 1:
-        position += lax.rem(lax.broadcasted_iota(jnp.int32, (shape[0], 1), 0) + first, plan.T)
-    seen_RS = at_RS < jnp.minimum(position + 1, keys)
+        row_R1 = lax.broadcasted_iota(jnp.int32, (shape[0], 1), 0) + part.first
+        position += lax.rem(row_R1, plan.T)
+    seen_RS = at_RS < jnp.minimum(position + 1, part.keys)
     return seen_RS if plan.window is None else seen_RS & (at_RS > position - plan.window)
 
 
