@@ -29,20 +29,38 @@ over these passes, and what is done again counts in the stage that does it.
 
 from pdjax.metrics.lives import STAGES, LogError
 from pdjax.metrics.moves import NS
+from pdjax.metrics.outcomes import Outcomes, Tally, outcomes
 from pdjax.metrics.pools import HOST, pool_config, pool_of
-from pdjax.metrics.summary import attainment, devices, in_system, queue_growth, summary
+from pdjax.metrics.summary import (
+    GROWTH,
+    Attainment,
+    attainment,
+    attainment_of,
+    devices,
+    growth_of,
+    in_system,
+    queue_growth,
+    summary,
+)
 from pdjax.metrics.tables import Run, analyse
 
 __all__ = [
+    "GROWTH",
     "HOST",
     "NS",
     "STAGES",
+    "Attainment",
     "LogError",
+    "Outcomes",
     "Run",
+    "Tally",
     "analyse",
     "attainment",
+    "attainment_of",
     "devices",
+    "growth_of",
     "in_system",
+    "outcomes",
     "pool_config",
     "pool_of",
     "queue_growth",

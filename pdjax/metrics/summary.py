@@ -38,9 +38,13 @@ def attainment(run: Run) -> Attainment:
     The interval is Wilson's (1927), which stays within [0, 1] and holds for few requests; it takes
     requests as independent, which those that queue behind each other are not.
     """
+    return attainment_of(int(run.requests["attained"].sum()), len(run.requests))
+
+
+def attainment_of(attained: int, n: int) -> Attainment:
+    """The same of `n` requests of which so many were within both SLOs."""
     from scipy.stats import binomtest  # half a second to import, and only needed here
 
-    attained, n = int(run.requests["attained"].sum()), len(run.requests)
     interval = binomtest(attained, n).proportion_ci(method="wilson")
     return Attainment(attained, n, attained / n, float(interval.low), float(interval.high))
 
@@ -59,12 +63,16 @@ def queue_growth(run: Run) -> Growth:
     the least-squares slope of the requests in the system at each arrival is above a tenth of the
     arrival rate. Needs ten arrivals there; a burst has no window.
     """
-    arrivals = run.requests["arrival_s"].sort_values().to_numpy()
+    return growth_of(run.requests["arrival_s"].to_numpy(), run.requests["ended_s"].to_numpy())
+
+
+def growth_of(arrival_s: np.ndarray, ended_s: np.ndarray) -> Growth:
+    """The same of requests in any order; NaN: it has not ended."""
+    arrivals, ends = np.sort(arrival_s), np.sort(ended_s)  # NaN is the last
     late = arrivals[arrivals >= (arrivals[0] + arrivals[-1]) / 2]
     if len(late) < 10 or late[-1] == late[0]:
         return Growth(float("nan"), None)
-    counts = in_system(run)
-    waiting = counts.to_numpy()[counts.index.searchsorted(late, side="right") - 1]
+    waiting = arrivals.searchsorted(late, side="right") - ends.searchsorted(late, side="right")
     slope = float(np.polyfit(late - late[0], waiting, 1)[0])
     rate = (len(late) - 1) / (late[-1] - late[0])
     return Growth(slope, bool(slope > GROWTH * rate))

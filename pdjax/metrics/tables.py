@@ -9,6 +9,7 @@ from pdjax.core.config import SLO, Placement, instances_of
 from pdjax.core.events import Down, Finish, Preempt, Record, Retry, SendFailed, Up
 from pdjax.metrics.lives import STAGES, Life, Log
 from pdjax.metrics.moves import NS, move_table, transfer_table
+from pdjax.metrics.outcomes import in_time
 from pdjax.metrics.pools import pool_table
 
 REUSES = ("local", "remote", "target")
@@ -126,8 +127,7 @@ def _request_table(
         lengths = (spans["ended_s"] - spans["began_s"]).groupby(spans["rid"]).sum()
         table[f"{stage}_s"] = lengths.reindex(table.index, fill_value=0.0).where(completed)
     table["bytes"] = transfers.groupby("rid")["bytes"].sum().reindex(table.index, fill_value=0)
-    in_time = (table["ttft_s"] <= slo.ttft_s) & ~(table["tpot_s"] > slo.tpot_s)
-    table["attained"] = completed & in_time  # a one-token request has no TPOT to miss
+    table["attained"] = completed & in_time(table["ttft_s"], table["tpot_s"], slo)
     return table
 
 
