@@ -7,9 +7,8 @@ One collocated instance with the placement's chunk, slots and model serves promp
 one after the other, and batches of many sizes and contexts. Of every shape of step the median
 time counts. Every other shape is fitted, the rest are held out: their errors, with their sign, are
 what a simulation may expect. The file has the roofline (`pdjax.costs.roofline.read_roofline` reads
-it) with the sizes that it was fitted on, the errors, all samples and the environment. With SmolLM2
-it takes about 4 minutes on 2 cores that do nothing else, and most of the held-out shapes should be
-within 5 %.
+it) with the sizes that it was fitted on, the errors, all samples and the environment. Takes about
+10 minutes on 2 cores. Close other programs first: what they disturb does not fit any formula.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,8 +37,8 @@ from pdjax.workload import Source
 
 PLACEMENT = flags.DEFINE_string("placement", "collocated", "One of the config's placements.")
 JSON = flags.DEFINE_string("json", "calibration.json", "Where to write the calibration.")
-REPEATS = flags.DEFINE_integer("repeats", 5, "Times that every prompt length is measured.")
-OUTPUTS = flags.DEFINE_integer("outputs", 12, "Decode steps per batch size and context.")
+REPEATS = flags.DEFINE_integer("repeats", 3, "Rounds over all loads.")
+OUTPUTS = flags.DEFINE_integer("outputs", 8, "Tokens per request of a batch.")
 
 SHORTEST = 16  # tokens of a prompt
 VALUE_BYTES = {"float32": 4.0, "bfloat16": 2.0}
@@ -98,7 +97,8 @@ def one_instance(config: Config, placement: str) -> Config:
 def measure(engine: Engine, role: Role) -> Iterator[Sample]:
     """Every step of all loads, after the programs are compiled."""
     context, vocab = engine.config.model.context, engine.arch.V
-    every = list(loads(context, role.slots, REPEATS.value, OUTPUTS.value))
+    # Round after round, so that a disturbance does not hit all of one shape.
+    every = list(loads(context, role.slots, OUTPUTS.value)) * REPEATS.value
     warm_ups = list(engine.warm_ups([prompt for load in every for prompt, _ in load]))
     for warm_up in tqdm(warm_ups, desc="compiling", unit="program"):
         warm_up()
@@ -111,12 +111,10 @@ def measure(engine: Engine, role: Role) -> Iterator[Sample]:
             backend.close()
 
 
-def loads(context: int, slots: int, repeats: int, outputs: int) -> Iterator[list[tuple[int, int]]]:
-    """(prompt, output) lengths of requests that come at once. First prompts alone, every length
-    once per load so that a disturbance hits all alike; then batches, each of one context."""
-    prompts = _grid(SHORTEST, context - 1, 2)
-    for _ in range(repeats):
-        yield [(prompt, 1) for prompt in prompts]
+def loads(context: int, slots: int, outputs: int) -> Iterator[list[tuple[int, int]]]:
+    """(prompt, output) lengths of requests that come at once: prompts alone, of many lengths; then
+    batches of every size at every context."""
+    yield [(prompt, 1) for prompt in _grid(SHORTEST, context - 1, 2)]
     sizes = [n for n in (2**i for i in range(slots.bit_length())) if n < slots]
     for prompt in _grid(SHORTEST, context - outputs, 1):
         for n in (*sizes, slots):
