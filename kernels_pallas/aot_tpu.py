@@ -80,6 +80,8 @@ def start(dumps: Path | None = None) -> None:
         TPU_SKIP_MDS_QUERY="1",
         TPU_ACCELERATOR_TYPE="v5litepod-8",
         TPU_WORKER_HOSTNAMES="localhost",
+        # There is no TPU for two processes to fight over.
+        ALLOW_MULTIPLE_LIBTPU_LOAD="1",
     )
     if dumps is not None:
         os.environ["LIBTPU_INIT_ARGS"] = (
