@@ -321,19 +321,24 @@ def work(actions: Iterable[object]) -> list[tuple[str, tuple]]:
     return [(s.instance, s.chunks + s.decodes) for s in of_type(Step, actions)]
 
 
-def check_run(log: Sequence[Record], placement: Placement, scheduler: Scheduler, *,
-              credits: int = 0, cache: Cache | None = None, recovery: Recovery | None = None,
-              **others) -> None:  # fmt: skip
-    """The log kept every law, and the scheduler that made it is as it was before the run. The
-    options are those of scheduler_for."""
-    groups = max((r.body.groups for r in log if isinstance(r.body, Send)), default=1)
+def follow(log: Sequence[Record], placement: Placement, *, credits: int = 0,
+           cache: Cache | None = None, recovery: Recovery | None = None,
+           local_prefill: bool = False, **others) -> Referee:  # fmt: skip
+    """A referee who has seen the log and found nothing. The options are those of scheduler_for."""
     steps = [r.body for r in log if isinstance(r.body, Step)]
-    groups = max([groups, *(send.groups for step in steps for send in step.sends)])
-    transfer = Transfer(groups=groups, credits=credits)
-    referee = Referee(placement, transfer=transfer, cache=cache, recovery=recovery)
+    sends = [r.body for r in log if isinstance(r.body, Send)]
+    sends += [send for step in steps for send in step.sends]
+    transfer = Transfer(groups=max((s.groups for s in sends), default=1), credits=credits)
+    rules = {"cache": cache, "recovery": recovery, "local_prefill": local_prefill}
+    referee = Referee(placement, transfer=transfer, **rules)
     for record in log:
         referee.observe(record.body, record.t_ns)
-    referee.end()
+    return referee
+
+
+def check_run(log: Sequence[Record], placement: Placement, scheduler: Scheduler, **options) -> None:
+    """The log kept every law, and the scheduler that made it is as it was before the run."""
+    follow(log, placement, **options).end()
     assert scheduler.idle
     for instance in scheduler.instances.values():
         assert_unused(instance)
@@ -346,7 +351,7 @@ def assert_unused(instance: Instance) -> None:
         assert each.free == each.largest_run == each.pages, each.name
     assert instance.slots == [None] * len(instance.slots)
     assert instance.free_slots == len(instance.slots)
-    assert instance.load == (0, 0)
+    assert instance.load[:2] == (0, 0)
     assert instance.running == instance.landing == 0
     waiting = instance.queue, instance.loading, instance.prompts, instance.ready, instance.swapped
     assert not any(waiting)

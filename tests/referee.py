@@ -3,36 +3,11 @@ shares no code with the scheduler and knows nothing of its policies."""
 
 from collections import Counter
 
-from referee_memory import HOST, Memory, Token, Writer
+from referee_books import Leases, Texts
+from referee_memory import HOST, Memory, Writer
 
+from pdjax.core import events as ev
 from pdjax.core.config import Cache, Placement, Recovery, Role, Transfer, instances_of, role_of
-from pdjax.core.events import (
-    AbortAsked,
-    Action,
-    Alarm,
-    Arrived,
-    Cancel,
-    Chunk,
-    Decode,
-    Down,
-    Event,
-    Finish,
-    Grow,
-    Hold,
-    Landed,
-    Preempt,
-    Refuse,
-    Release,
-    Retry,
-    Reuse,
-    Send,
-    SendFailed,
-    Step,
-    StepDone,
-    TimeUp,
-    Up,
-)
-from pdjax.core.prefix import extend
 from pdjax.core.request import Request
 
 
@@ -46,29 +21,28 @@ class Referee:
         transfer: Transfer | None = None,
         cache: Cache | None = None,
         recovery: Recovery | None = None,
+        local_prefill: bool = False,
     ):
         self._placement, self._transfer = placement, transfer or Transfer()
         self._cache, self._recovery = cache or Cache(), recovery or Recovery()
-        self._lease_ns = round(self._recovery.lease_s * 1e9)
+        self._local_prefill = local_prefill  # decode roles prefill what they decode
+        self._leases = Leases(round(self._recovery.lease_s * 1e9))
         self._groups = range(self._transfer.groups)
-        self._memory = Memory(placement, len(self._groups), self._same)
+        self._texts = Texts(self._cache.block)
+        self._memory = Memory(placement, len(self._groups), self._texts.same)
         self._requests: dict[int, Request] = {}
-        self._chains: dict[int, tuple[list[int], tuple[int, ...]]] = {}  # as core.prefix has them
         self._aborted: set[int] = set()
         self._stopped: set[int] = set()
-        self._ended: dict[int, Finish | Refuse] = {}
-        self._running: dict[int, Step] = {}
-        self._began: dict[int, int] = {}
+        self._ended: dict[int, ev.Finish | ev.Refuse] = {}
+        self._running: dict[int, ev.Step] = {}
         self._void: set[tuple[int, int]] = set()  # (step, request): its token is worth nothing
-        self._flying: dict[int, Send] = {}
+        self._flying: dict[int, ev.Send] = {}
         self._cancelled: set[int] = set()
-        self._progress: dict[int, int] = {}  # when something last left or landed, by request
-        self._alarms: list[int] = []
         self._asked: Counter[int] = Counter()  # output tokens by request
         self._seen: Counter[int] = Counter()
         self._seats: dict[tuple[str, int], int] = {}
         self._accepted: set[tuple[int, str]] = set()  # hand-offs that have not decoded, by pool
-        self._preempted: dict[int, Preempt] = {}  # and not yet gone on
+        self._preempted: dict[int, ev.Preempt] = {}  # and not yet gone on
         self._again: set[int] = set()  # was preempted or tried again
         self._retries: Counter[int] = Counter()
         self._hurt: set[int] = set()  # lost something to a failure
@@ -76,52 +50,53 @@ class Referee:
         self._ringing = False  # what is decided now is because time is up
         self._now = 0
 
-    def observe(self, body: Event | Action, t_ns: int = 0) -> None:
-        if isinstance(body, Event):
+    def observe(self, body: ev.Event | ev.Action, t_ns: int = 0) -> None:
+        if isinstance(body, ev.Event):
             self._between_events()
-            self._ringing = isinstance(body, TimeUp)
+            self._ringing = isinstance(body, ev.TimeUp)
         assert t_ns >= self._now, "time does not go back"
         self._now = t_ns
         match body:
-            case Arrived():
+            case ev.Arrived():
                 self._arrive(body.request)
-            case AbortAsked():
+            case ev.AbortAsked():
                 self._aborted.add(body.rid)
-            case StepDone():
+            case ev.StepDone():
                 self._step_done(body)
-            case Landed() | SendFailed():
+            case ev.Landed() | ev.SendFailed():
                 self._send_done(body)
-            case Down():
+            case ev.Down():
                 self._go_down(body.instance)
-            case Up():
+            case ev.Up():
                 self._down -= self._on_the_pool_of(body.instance)
-            case TimeUp():
-                self._time_up()
-            case Hold():
+            case ev.TimeUp():
+                self._leases.ring(t_ns)
+                flying = {send.rid for send in self._flying.values()}
+                self._hurt |= {rid for rid in flying if self._leases.over(rid, t_ns)}
+            case ev.Hold():
                 self._hold(body)
-            case Grow():
+            case ev.Grow():
                 assert body.handle.rid not in self._ended
                 self._memory.grow(body.handle)
-            case Release():
+            case ev.Release():
                 self._release(body)
-            case Send():
+            case ev.Send():
                 self._send(body, within=None)
-            case Cancel():
+            case ev.Cancel():
                 self._cancelled.add(body.send)
-            case Step():
+            case ev.Step():
                 self._step(body)
-            case Reuse():
+            case ev.Reuse():
                 self._reuse(body)
-            case Preempt():
+            case ev.Preempt():
                 self._preempt(body)
-            case Retry():
+            case ev.Retry():
                 self._retry(body)
-            case Alarm():
-                assert body.at_ns >= t_ns, "an alarm for the past"
-                self._alarms.append(body.at_ns)
-            case Finish():
+            case ev.Alarm():
+                self._leases.alarm(body.at_ns, t_ns)
+            case ev.Finish():
                 self._finish(body)
-            case Refuse():
+            case ev.Refuse():
                 self._end(body)
 
     def end(self) -> None:
@@ -135,40 +110,20 @@ class Referee:
         for instance in self._down:
             pool = self._memory.pool(instance)
             assert not self._memory.holders(pool), "pages of a dead instance are held"
-        if self._lease_ns:
-            waited = [s for s in self._flying.values() if s.id not in self._cancelled]
-            assert self._alarms or not waited, "nobody will look at what is on its way"
-            for send in waited:
-                over = self._progress[send.rid] + self._lease_ns < self._now
-                assert not over, "on its way for longer than the lease"
-
-    # --- texts -----------------------------------------------------------------------------
+        waited = [s.rid for s in self._flying.values() if s.id not in self._cancelled]
+        self._leases.check(waited, self._now)
 
     def _arrive(self, request: Request) -> None:
         assert request.id not in self._requests, "ids are unique"
         self._requests[request.id] = request
-        self._chains[request.id] = list(request.blocks), request.tail
-
-    def _same(self, token: Token, rid: int) -> bool:
-        if token.rid == rid:
-            return True
-        block = token.position // self._cache.block
-        chains = [self._chains[each][0] for each in (token.rid, rid)]
-        return all(len(c) > block for c in chains) and chains[0][block] == chains[1][block]
-
-    def _say(self, rid: int, tokens: tuple[int, ...]) -> None:
-        self._seen[rid] += len(tokens)
-        blocks, tail = self._chains[rid]
-        if blocks or tail:
-            new, tail = extend(blocks[-1] if blocks else None, tail, tokens, self._cache.block)
-            self._chains[rid] = [*blocks, *new], tail
+        self._texts.add(request)
 
     # --- memory ----------------------------------------------------------------------------
 
     def _role(self, instance: str) -> Role:
         return self._placement[role_of(instance)]
 
-    def _hold(self, hold: Hold) -> None:
+    def _hold(self, hold: ev.Hold) -> None:
         handle = hold.handle
         assert handle.rid not in self._ended
         assert handle.pool.removesuffix(HOST) not in self._down, "no memory where all is lost"
@@ -196,7 +151,7 @@ class Referee:
         handle = self._memory.handle(rid, pool)
         return rid in self._ended or self._memory.has(handle, 0, prompt, self._groups)
 
-    def _release(self, release: Release) -> None:
+    def _release(self, release: ev.Release) -> None:
         self._look_for_the_dead(release.pool)
         for step in self._running.values():
             names = {work.rid for work in (*step.chunks, *step.decodes)}
@@ -211,7 +166,7 @@ class Referee:
         self._memory.release(release.rid, release.pool)
         self._accepted.discard((release.rid, release.pool))
 
-    def _reuse(self, reuse: Reuse) -> None:
+    def _reuse(self, reuse: ev.Reuse) -> None:
         assert self._cache.prefix
         handle = self._memory.handle(reuse.rid, reuse.instance)
         assert 0 < reuse.tokens <= handle.capacity
@@ -221,7 +176,7 @@ class Referee:
 
     # --- steps -----------------------------------------------------------------------------
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: ev.Step) -> None:
         role = self._role(step.instance)
         beside = [s for s in self._running.values() if s.instance == step.instance]
         assert step.instance not in self._down, "no work for the dead"
@@ -231,7 +186,8 @@ class Referee:
         assert sum(chunk.length for chunk in step.chunks) <= role.chunk
         assert step.steps == max((work.count for work in step.decodes), default=1) <= role.steps
         assert step.steps == 1 or not step.chunks
-        self._running[step.id], self._began[step.id] = step, self._now
+        self._running[step.id] = step
+        self._leases.renew(("step", step.id), self._now)
         for send_id in step.awaits:
             assert self._memory.pool(step.instance) == self._memory.pool(
                 self._flying[send_id].target
@@ -245,14 +201,14 @@ class Referee:
             assert send.source == step.instance
             self._send(send, within=step)
 
-    def _before(self, step: Step, writer: Writer) -> bool:
+    def _before(self, step: ev.Step, writer: Writer) -> bool:
         """Whether the writer is done before the step reads: it ran there before, or is awaited."""
         kind, number = writer
         if kind == "step":
             return self._running[number].instance == step.instance
         return number in step.awaits
 
-    def _work_on(self, rid: int, start: int, end: int, step: Step) -> None:
+    def _work_on(self, rid: int, start: int, end: int, step: ev.Step) -> None:
         assert rid not in self._ended, "an ended request gets no work"
         handle = self._memory.handle(rid, step.instance)
         self._memory.read(
@@ -260,7 +216,7 @@ class Referee:
         )
         self._memory.write(handle, start, end, ("step", step.id), self._groups)
 
-    def _chunk(self, chunk: Chunk, step: Step) -> None:
+    def _chunk(self, chunk: ev.Chunk, step: ev.Step) -> None:
         rid, end = chunk.rid, chunk.start + chunk.length
         page = self._memory.handle(rid, step.instance)
         assert chunk.length > 0
@@ -269,15 +225,17 @@ class Referee:
         assert chunk.last == (end == text), "the last chunk ends the text"
         self._work_on(rid, chunk.start, end, step)
         preempted = self._preempted.get(rid)
-        if not self._role(step.instance).prefills_here:
-            assert preempted == Preempt(rid, step.instance, "recompute"), "a decode role prefills"
+        if not self._role(step.instance).prefills_here and not self._local_prefill:
+            assert preempted == ev.Preempt(rid, step.instance, "recompute"), (
+                "a decode role prefills"
+            )
         if chunk.last:
             assert self._asked[rid] == self._seen[rid] < self._requests[rid].max_tokens
             self._asked[rid] += 1
             if preempted and preempted.how == "recompute":
                 del self._preempted[rid]
 
-    def _decode(self, work: Decode, step: Step) -> None:
+    def _decode(self, work: ev.Decode, step: ev.Step) -> None:
         rid, request = work.rid, self._requests[work.rid]
         assert work.position == request.prompt_len + self._asked[rid] - 1
         assert self._asked[rid] > 0, "decoded before the first token"
@@ -297,7 +255,7 @@ class Referee:
         self._accepted.discard((rid, self._memory.pool(step.instance)))
         self._preempted.pop(rid, None)
 
-    def _step_done(self, done: StepDone) -> None:
+    def _step_done(self, done: ev.StepDone) -> None:
         step = self._running.pop(done.step, None)
         if step is None:
             return  # told twice
@@ -311,12 +269,13 @@ class Referee:
             if emitted.tokens:
                 index = first[rid] - self._requests[rid].prompt_len
                 assert index == self._seen[rid], "a token is said twice, or left out"
-            self._say(rid, emitted.tokens)
+            self._seen[rid] += len(emitted.tokens)
+            self._texts.extend(rid, emitted.tokens)
             self._stopped |= {rid} if emitted.stopped else set()
 
     # --- pieces ----------------------------------------------------------------------------
 
-    def _send(self, send: Send, within: Step | None) -> None:
+    def _send(self, send: ev.Send, within: ev.Step | None) -> None:
         rid, end = send.rid, send.start + send.length
         assert rid not in self._ended
         assert send.length > 0 and send.groups in (1, len(self._groups))
@@ -335,9 +294,9 @@ class Referee:
         assert again, "everything is sent once"
         self._memory.write(target, send.start, end, ("send", send.id), groups)
         self._flying[send.id] = send
-        self._progress[rid] = self._now
+        self._leases.renew(rid, self._now)
 
-    def _check_ends(self, send: Send) -> None:
+    def _check_ends(self, send: ev.Send) -> None:
         ends = [name.removesuffix(HOST) for name in (send.source, send.target)]
         assert not self._down & set(ends), "nothing goes to or from the dead"
         match send.purpose:
@@ -345,7 +304,7 @@ class Referee:
                 assert self._role(send.source).prefills_here
                 assert self._role(send.target).decodes_here
             case "load":
-                again = Preempt(send.rid, send.target, "recompute")
+                again = ev.Preempt(send.rid, send.target, "recompute")
                 prefills = self._role(send.target).prefills_here
                 assert prefills or self._preempted.get(send.rid) == again
             case "swap_out":
@@ -353,22 +312,22 @@ class Referee:
             case "swap_in":
                 assert send.source == send.target + HOST
 
-    def _send_done(self, done: Landed | SendFailed) -> None:
+    def _send_done(self, done: ev.Landed | ev.SendFailed) -> None:
         send = self._flying.pop(done.send, None)
         if send is None:
             return  # told twice, or too late
-        self._memory.settle(("send", send.id), arrived=isinstance(done, Landed))
-        self._progress[send.rid] = self._now
-        if isinstance(done, SendFailed):
+        self._memory.settle(("send", send.id), arrived=isinstance(done, ev.Landed))
+        self._leases.renew(send.rid, self._now)
+        if isinstance(done, ev.SendFailed):
             self._lost(send)
 
-    def _lost(self, send: Send) -> None:
+    def _lost(self, send: ev.Send) -> None:
         self._hurt.add(send.rid)
         for step in self._running.values():
             if send.id in step.awaits:
                 self._forget(step, send.rid)
 
-    def _forget(self, step: Step, rid: int) -> None:
+    def _forget(self, step: ev.Step, rid: int) -> None:
         """What the step says of this request is worth nothing any more."""
         self._void.add((step.id, rid))
         self._asked[rid] = self._seen[rid]
@@ -401,21 +360,16 @@ class Referee:
             del self._running[step.id]
         return dead
 
-    def _time_up(self) -> None:
-        self._alarms = [at_ns for at_ns in self._alarms if at_ns > self._now]
-        late = {s.rid for s in self._flying.values() if self._lease_ns}
-        self._hurt |= {r for r in late if self._progress[r] + self._lease_ns <= self._now}
-
     def _look_for_the_dead(self, pool: str) -> None:
         """A step without an end for as long as a lease counts as lost, with its instance, unless it
         awaits pieces; what is on its way to others may still come."""
-        for step in list(self._running.values()) if self._lease_ns else ():
-            overdue = self._began[step.id] + self._lease_ns <= self._now
-            if overdue and self._ringing and self._memory.pool(step.instance) == pool:
-                if not self._flying.keys() & set(step.awaits):
-                    self._count_as_dead(step.instance)
+        for step in list(self._running.values()) if self._ringing else ():
+            awaits = self._flying.keys() & set(step.awaits)
+            late = self._leases.over(("step", step.id), self._now)
+            if late and not awaits and self._memory.pool(step.instance) == pool:
+                self._count_as_dead(step.instance)
 
-    def _preempt(self, preempt: Preempt) -> None:
+    def _preempt(self, preempt: ev.Preempt) -> None:
         rid, asked = preempt.rid, self._role(preempt.instance).preempt
         assert rid not in self._ended and self._memory.handle(rid, preempt.instance)
         elsewhere = preempt.how == "return" and self._memory.tables(rid) > 1
@@ -427,7 +381,7 @@ class Referee:
         self._preempted[rid] = preempt
         self._leave_seats(rid)
 
-    def _retry(self, retry: Retry) -> None:
+    def _retry(self, retry: ev.Retry) -> None:
         rid = retry.rid
         assert rid not in self._ended
         assert rid in self._hurt, "nothing of it was lost"
@@ -447,7 +401,7 @@ class Referee:
 
     # --- ends ------------------------------------------------------------------------------
 
-    def _finish(self, finish: Finish) -> None:
+    def _finish(self, finish: ev.Finish) -> None:
         rid = finish.rid
         assert finish.tokens == self._seen[rid] <= self._requests[rid].max_tokens
         match finish.reason:
@@ -462,7 +416,7 @@ class Referee:
                 self._check_failed(finish)
         self._end(finish)
 
-    def _check_failed(self, finish: Finish) -> None:
+    def _check_failed(self, finish: ev.Finish) -> None:
         assert finish.why, "its client is told why"
         assert finish.rid in self._hurt or self._down, "nothing failed"
         final = self._recovery.on_failure == "fail"
@@ -473,7 +427,7 @@ class Referee:
         too_long = all(text > o.pool.pages * o.pool.page_size for o in owners)
         assert final or tried or too_long or self._down, "it had attempts left"
 
-    def _end(self, end: Finish | Refuse) -> None:
+    def _end(self, end: ev.Finish | ev.Refuse) -> None:
         assert end.rid in self._requests
         assert end.rid not in self._ended, "a request ends once"
         self._ended[end.rid] = end
