@@ -26,10 +26,7 @@ from tqdm import tqdm
 
 from experiments.bench_common import Row, report
 from experiments.flags import run
-from kernels_pallas import aot_gpu, aot_tpu
-from kernels_pallas.kv_pages import specs as kv_specs
-from kernels_pallas.paged_attention import specs as decode_specs
-from kernels_pallas.prefill_attention import specs as prefill_specs
+from kernels_pallas import aot_gpu, aot_tpu, cases
 from kernels_pallas.specs import Spec
 from pdjax.core.config import ConfigError
 
@@ -38,8 +35,6 @@ DEVICE = flags.DEFINE_boolean("device", False, "Time on the device that is here.
 CHIPS = flags.DEFINE_list("chips", [*aot_tpu.CHIPS, *aot_gpu.CHIPS], "Chips to compile for.")
 MATCH = flags.DEFINE_string("match", "", "Only shapes with names that this expression matches.")
 JSON = flags.DEFINE_string("json", None, "Where to write the rows.")
-
-KINDS = {"decode": decode_specs.REAL, "prefill": prefill_specs.REAL, "move": kv_specs.REAL}
 
 
 def main() -> None:
@@ -59,7 +54,7 @@ def main() -> None:
 def aot_rows(dumps: Path) -> Iterator[Row]:
     """All chips that are asked for, at all shapes."""
     _start(dumps)
-    specs = [(kind, s) for kind, all_ in KINDS.items() for s in all_ if _asked_for(s)]
+    specs = [(kind, s) for kind, all_ in cases.REAL.items() for s in all_ if _asked_for(s)]
     if not specs:
         raise ConfigError(f"`--match={MATCH.value}` matches no shape")
     for chip in CHIPS.value:

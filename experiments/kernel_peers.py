@@ -56,8 +56,8 @@ def _paged(spec: Spec, pages: int) -> Candidate:
     q = _array((spec.B, spec.N, H), spec.q_dtype)
     kv: Any = _array((spec.K, spec.P, spec.page, H), spec.dtype)
     if spec.dtype == "int8":
-        # Its scales are as wide as its numbers.
-        kv = QuantizedTensor(kv, _array((spec.K, spec.P, spec.page, 1), "float32"))
+        scales: Any = _array((spec.K, spec.P, spec.page, 1), "float32")
+        kv = QuantizedTensor(kv, scales)
     table, _, length = spec.rows()
     function = functools.partial(
         paged_attention, pages_per_compute_block=pages, attn_logits_soft_cap=spec.softcap

@@ -15,6 +15,9 @@ from kernels_pallas.prefill_attention import prefill_attention
 from kernels_pallas.prefill_attention import specs as prefill_specs
 from kernels_pallas.specs import Spec
 
+REAL = {"decode": decode_specs.REAL, "prefill": prefill_specs.REAL, "move": kv_specs.REAL}
+"""All shapes that are not only for tests, by what is done."""
+
 
 class Case(NamedTuple):
     """function(*args); args are trees of ShapeDtypeStructs, of which `donate` are given away."""
@@ -27,12 +30,12 @@ class Case(NamedTuple):
 
 
 def real(implementation: str) -> Iterator[Case]:
-    """All kernels at all shapes that are not only for tests."""
-    for spec in decode_specs.REAL:
+    """All kernels at all of REAL."""
+    for spec in REAL["decode"]:
         yield decode(spec, implementation)
-    for spec in prefill_specs.REAL:
+    for spec in REAL["prefill"]:
         yield prefill(spec, implementation)
-    for spec in kv_specs.REAL:
+    for spec in REAL["move"]:
         yield from moves(spec, implementation)
 
 
