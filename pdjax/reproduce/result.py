@@ -1,0 +1,96 @@
+"""What a reproduction comes to, and the few things that every one of them needs."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import matplotlib
+import msgspec
+from matplotlib.figure import Figure
+
+from pdjax.report_style import STYLE, svg
+from pdjax.traces import TraceError
+
+Value = float | str
+Verdict = Literal["reproduced", "not reproduced", ""]
+"""Empty: shown beside, not judged."""
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One number or statement. source: of what was published (paper and place in it)."""
+
+    what: str
+    published: Value
+    obtained: Value
+    source: str
+    unit: str = ""
+    criterion: str = ""
+    verdict: Verdict = ""
+
+
+class Reproduction(msgspec.Struct, frozen=True, kw_only=True):
+    """figure: an <svg> element. caption: what to look for in it. notes: stand-ins, fitted
+    constants and whatever else a reader has to know before believing the rows."""
+
+    title: str
+    rows: tuple[Row, ...]
+    figure: str
+    caption: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """How many of the judged rows are as published."""
+        judged = [row.verdict for row in self.rows if row.verdict]
+        return f"{judged.count('reproduced')} of {len(judged)} reproduced"
+
+
+def judged(
+    what: str, published: Value, obtained: Value, holds: bool, *, criterion: str, source: str,
+    unit: str = "",
+) -> Row:  # fmt: skip
+    """A row whose criterion the caller has checked."""
+    return Row(
+        what=what,
+        published=published,
+        obtained=obtained,
+        source=source,
+        unit=unit,
+        criterion=criterion,
+        verdict="reproduced" if holds else "not reproduced",
+    )
+
+
+def near(
+    what: str, published: float, obtained: float, *, within: float, source: str, unit: str = ""
+) -> Row:
+    """A row that holds where the two differ by at most a share `within` of what was published."""
+    holds = abs(obtained - published) <= within * abs(published)
+    criterion = f"within {100 * within:g} %" if within else "equal"
+    return judged(what, published, obtained, holds, criterion=criterion, source=source, unit=unit)
+
+
+def beside(what: str, published: Value, obtained: Value, *, source: str, unit: str = "") -> Row:
+    """A row that is shown and not judged."""
+    return Row(what=what, published=published, obtained=obtained, source=source, unit=unit)
+
+
+def drawn(draw: Callable[[], Figure]) -> str:
+    """The <svg> of a figure, in the style that all figures here have."""
+    style: Any = STYLE  # matplotlib's annotations want literal names
+    with matplotlib.rc_context(style):
+        return svg(draw())
+
+
+def trace_file(name: str) -> Path:
+    """A file of the published traces: under `PDJAX_TRACES`, or under shared/traces beside the
+    folder that holds the repository. Raises TraceError where it is not there."""
+    folder = os.environ.get("PDJAX_TRACES")
+    path = (Path(folder) if folder else Path("../shared/traces")) / name
+    if not path.is_file():
+        raise TraceError(
+            f"no trace at `{path}`: set `PDJAX_TRACES` to the folder that has `{name}`, or run "
+            "where ../shared/traces is"
+        )
+    return path
