@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 
 from kernels_pallas.pages import QUANTISED, Pages, dequantise, quantise
 from kernels_pallas.specs import Spec
@@ -126,6 +127,11 @@ def tolerance(spec: Spec) -> dict[str, float]:
     return {"atol": 2e-2, "rtol": 2e-2}
 
 
+def assert_no_races() -> None:
+    """The interpreter of TPU kernels saw no copy in conflict with another access."""
+    assert interpreter.races is None or not interpreter.races.races_found
+
+
 def assert_solved(spec: Spec, p: Problem, got_BTNH: jax.Array) -> None:
     got = np.asarray(got_BTNH)
     assert got.dtype == p.q_BTNH.dtype and got.shape == p.q_BTNH.shape
@@ -136,3 +142,4 @@ def assert_solved(spec: Spec, p: Problem, got_BTNH: jax.Array) -> None:
             got[b, :length], expected(spec, p, b), **tolerance(spec), err_msg=f"row {b}"
         )
         assert length or not got[b].any()
+    assert_no_races()

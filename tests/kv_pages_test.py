@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernel_problems import poisoned, problem, random_text, random_tokens
+from kernel_problems import assert_no_races, poisoned, problem, random_text, random_tokens
 
 from kernels_pallas.kv_pages import append, pack, unpack
 from kernels_pallas.kv_pages.specs import LAYERS, REAL, TINY
@@ -58,6 +58,7 @@ def test_packed_tokens_stand_in_order(spec, parts, implementation):
                     np.testing.assert_array_equal(
                         piece.scale_RLK2T[r, i, :, :, s], scale_K2p[heads, :, at]
                     )
+    assert_no_races()
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -78,6 +79,7 @@ def test_unpack_inverts_pack_and_touches_no_other_page(spec, implementation):
                 want = np.array(bits(old))
                 want[gone[:-2]] = bits(x)[gone[:-2]]
                 np.testing.assert_array_equal(bits(new), want)
+    assert_no_races()
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -138,6 +140,7 @@ def test_append_writes_new_tokens_and_nothing_else(spec, implementation):
     np.testing.assert_array_equal(bits(got.kv_PKpJ), bits(kv_PKpJ))
     if got.scale_P1X is not None:
         np.testing.assert_array_equal(bits(got.scale_P1X), bits(want.scale_P1X))
+    assert_no_races()
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

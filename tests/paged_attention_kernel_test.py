@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from kernel_problems import Problem, assert_solved, problem
 
+from kernels_pallas import compat, tpu_walk
 from kernels_pallas import specs as spec_types
 from kernels_pallas.dispatch import UnsupportedError
 from kernels_pallas.paged_attention import fused_paged_attention
@@ -30,6 +31,22 @@ def attend(spec: spec_types.Spec, p: Problem, implementation: str, **more) -> ja
 def test_implementation_matches_float64(spec, implementation):
     p = problem(spec)
     assert_solved(spec, p, attend(spec, p, implementation))
+
+
+@pytest.mark.parametrize("spec", [TINY[0], TINY[2]], ids=lambda spec: spec.name)
+def test_row_cut_between_two_cores_matches_float64(spec, monkeypatch):
+    """As on v5p: the steps of all rows are cut in the middle, here inside a row of many."""
+    monkeypatch.setattr(compat, "tensor_cores", lambda: 2)
+    spec = dataclasses.replace(spec, B=2, S=2100)
+    p = problem(spec)
+    assert_solved(spec, p, attend(spec, p, "tpu_interpret"))
+
+
+def test_tables_too_large_for_scalar_memory_go_in_several_calls(monkeypatch):
+    spec = TINY[0]
+    monkeypatch.setattr(tpu_walk, "TABLE_BYTES", 4 * 4 * spec.n)
+    p = problem(spec)
+    assert_solved(spec, p, attend(spec, p, "tpu_interpret"))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -63,13 +80,17 @@ def test_text_in_two_pools_matches_text_in_one(implementation, page):
     assert_solved(spec, p, got)
 
 
-def test_named_implementation_declines_in_one_line():
-    p = problem(dataclasses.replace(TINY[0], H=24))
-    for implementation, message in (("cuda", "`implementation` 'cuda' is none of"),):
-        with pytest.raises(ValueError, match=message) as error:
-            fused_paged_attention(*p.arguments, implementation=implementation)
-        assert "\n" not in str(error.value)
-    assert issubclass(UnsupportedError, ValueError)
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [({"H": 24}, "H = 24 with pages of J = 48"), ({"page": 12}, "page size 12: the TPU kernel")],
+)
+def test_named_implementation_declines_in_one_line(sizes, message):
+    p = problem(dataclasses.replace(TINY[0], **sizes))
+    with pytest.raises(UnsupportedError, match=message) as error:
+        fused_paged_attention(*p.arguments, implementation="tpu_interpret")
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="`implementation` 'cuda' is none of auto, xla, tpu"):
+        fused_paged_attention(*p.arguments, implementation="cuda")
 
 
 def test_pages_and_scales_must_fit():

@@ -6,19 +6,27 @@ from kernels_pallas.specs import Spec
 
 _F32 = {"dtype": "float32", "q_dtype": "float32"}
 
+# Few, and each with several features: an interpreted kernel takes seconds to compile.
 TINY = (
-    Spec(name="f32", B=5, S=96, K=2, G=2, H=64, **_F32),
-    Spec(name="wide", B=5, S=96, K=1, G=4, H=128, page=32, **_F32),
-    Spec(name="mha", B=4, S=64, K=4, G=1, H=64, **_F32),
-    Spec(name="g8", B=4, S=64, K=1, G=8, H=64, **_F32),
-    Spec(name="window", B=5, S=160, K=2, G=2, H=64, window=37, **_F32),
-    Spec(name="softcap", B=4, S=64, K=2, G=2, H=64, softcap=5.0, **_F32),
-    Spec(name="few", B=4, T=3, S=96, K=2, G=2, H=64, **_F32),
-    Spec(name="runs", B=4, S=160, K=2, G=2, H=64, run=2, **_F32),
-    Spec(name="bf16", B=5, S=96, K=2, G=2, H=64),
-    Spec(name="int8", B=5, S=160, K=2, G=2, H=64, page=32, dtype="int8"),
-    Spec(name="int8_p16", B=5, S=96, K=4, G=2, H=64, dtype="int8"),
-    Spec(name="fp8", B=5, S=160, K=2, G=2, H=64, page=32, dtype="float8_e4m3fn"),
+    Spec(name="f32", B=6, S=96, K=2, G=2, H=64, **_F32),
+    Spec(name="wide_softcap", B=5, S=96, K=1, G=4, H=128, page=32, softcap=5.0, **_F32),
+    Spec(name="mha_window", B=5, S=160, K=4, G=1, H=64, window=37, **_F32),
+    Spec(name="g8_few", B=4, T=3, S=160, K=1, G=8, H=64, **_F32),
+    Spec(name="bf16_runs", B=5, S=160, K=2, G=2, H=64, run=2),
+    Spec(name="int8", B=5, S=96, K=4, G=2, H=64, dtype="int8"),
+    Spec(
+        name="fp8_few_window",
+        B=5,
+        T=2,
+        S=160,
+        K=2,
+        G=2,
+        H=64,
+        page=32,
+        dtype="float8_e4m3fn",
+        window=70,
+    ),
+    Spec(name="int8_p128", B=3, S=200, K=1, G=2, H=128, page=128, dtype="int8"),
 )
 
 
