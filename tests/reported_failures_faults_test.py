@@ -9,7 +9,7 @@ import pytest
 from decision_helpers import PLACEMENTS, Driven, decode, kinds, of_type, pool, prefill, request
 
 from pdjax.core.config import Recovery
-from pdjax.core.events import Arrived, Finish, Refuse, Release, Retry, Send, Step
+from pdjax.core.events import Arrived, Finish, Refuse, Release, Retry, Step
 
 BOTH_POOLS = {"prefill/0", "decode/0"}
 
