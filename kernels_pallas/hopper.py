@@ -22,7 +22,10 @@ from kernels_pallas.dispatch import UnsupportedError
 from kernels_pallas.pages import Pages
 
 ROWS = 64  # queries of a warpgroup: the M of wgmma
-MASKED = -1e30  # finite, so that a row with nothing to see has no NaN
+LOG2_E = math.log2(math.e)
+# Finite, so that a row with nothing to see has no NaN, and a power of two, so that its product with
+# any factor is exact: a fused multiply-add would raise e to what rounding lost.
+MASKED = -(2.0**100)
 # Bytes of shared memory that one block of threads can have, and each of two on a multiprocessor
 # (CUDA C++ programming guide, compute capability 9.0: 228 KiB, of which each block pays 1).
 SHARED_MEMORY, HALF_OF_IT = 227 * 1024, 113 * 1024
@@ -69,6 +72,11 @@ class Walk:
     def chunk(self) -> int:
         """Tokens that lie side by side, whichever page they are in."""
         return min(self.page, self.block)
+
+    @property
+    def factor(self) -> float:
+        """What `scores` are still to be multiplied by: the exponent's subtraction does it too."""
+        return 1.0 if self.scaled or self.softcap is not None else self.scale * LOG2_E
 
     @property
     def own_o(self) -> bool:
@@ -138,6 +146,8 @@ def walk_of(
             f"pages hold {page} tokens; the GPU kernels take powers of two from 8 on: change the "
             "pool's page size, or use `xla`"
         )
+    if scale <= 0:
+        raise UnsupportedError(f"`scale` is {scale}; the GPU kernels take positive ones: use `xla`")
     return Walk(
         K=K,
         H=H,
@@ -287,14 +297,13 @@ class State(NamedTuple):
 
 
 def empty(walk: Walk) -> State:
-    def full(shape, value, layout):
-        return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
+    top_R = plgpu.layout_cast(jnp.full((ROWS,), MASKED, jnp.float32), _PER_ROW)
+    sum_R = plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), _PER_ROW)
+    return State(zeros((ROWS, walk.H), jnp.float32), top_R, sum_R)
 
-    return State(
-        full((ROWS, walk.H), 0, _TILE),
-        full((ROWS,), MASKED, _PER_ROW),
-        full((ROWS,), 0, _PER_ROW),
-    )
+
+def zeros(shape: tuple[int, int], dtype: jnp.dtype) -> jax.Array:
+    return plgpu.layout_cast(jnp.zeros(shape, dtype), _TILE)
 
 
 class Queries(NamedTuple):
@@ -314,8 +323,8 @@ def scores(
     block: Block,
     issued: Callable[[], None] = lambda: None,
 ) -> jax.Array:
-    """Of 64 rows and a block of keys, times log2(e), MASKED where a row must not look. `issued` is
-    called while the matrix unit works."""
+    """Of 64 rows and a block of keys, times log2(e) over walk.factor, MASKED where a row must not
+    look. `issued` is called while the matrix unit works."""
     shape, at = (ROWS, walk.block), block.index * walk.block
 
     def product(out_RS: Any) -> jax.Array:
@@ -326,15 +335,12 @@ def scores(
         return out_RS[...]
 
     s_RS = pl.run_scoped(product, plgpu.ACC(shape, jnp.float32))
-    factor = walk.scale if walk.softcap is None else walk.scale / walk.softcap
-    if walk.softcap is None:
-        factor *= math.log2(math.e)
-    if walk.scaled:
-        s_RS *= _columns(_key_scales(ring, block, 0) * factor, shape)
-    else:
-        s_RS *= factor
     if walk.softcap is not None:
-        s_RS = jnp.tanh(s_RS) * (walk.softcap * math.log2(math.e))
+        factor = walk.scale / walk.softcap
+        s_RS *= _columns(_key_scales(ring, block, 0) * factor, shape) if walk.scaled else factor
+        s_RS = jnp.tanh(s_RS) * (walk.softcap * LOG2_E)
+    elif walk.scaled:
+        s_RS *= _columns(_key_scales(ring, block, 0) * (walk.scale * LOG2_E), shape)
     some_hidden = (at + walk.block > queries.first + 1) | (at + walk.block > text.keys)
     if walk.window is not None:
         some_hidden |= at <= queries.last - walk.window
@@ -351,12 +357,12 @@ def scores(
     return lax.cond(some_hidden, mask, lambda s_RS: s_RS, s_RS)
 
 
-def softmax_step(state: State, s_RS: jax.Array) -> tuple[jax.Array, jax.Array, State]:
+def softmax_step(walk: Walk, state: State, s_RS: jax.Array) -> tuple[jax.Array, jax.Array, State]:
     """p_RS, what the sums so far shrink by, and the state without this block's values. A row that
     has seen nothing yet sums garbage, which its first key shrinks to zero."""
-    top_R = jnp.maximum(state.top_R, s_RS.max(axis=1))
+    top_R = jnp.maximum(state.top_R, s_RS.max(axis=1) * walk.factor)
     shrink_R = jnp.exp2(state.top_R - top_R)
-    p_RS = jnp.exp2(s_RS - _rows(top_R, s_RS.shape))
+    p_RS = jnp.exp2(s_RS * walk.factor - _rows(top_R, s_RS.shape))
     return p_RS, shrink_R, State(state.o_RH, top_R, state.sum_R * shrink_R + p_RS.sum(axis=1))
 
 

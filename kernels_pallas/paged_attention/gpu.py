@@ -103,6 +103,9 @@ def _kernel(walk, q_XBKRH, pages, table_Bn, position_B, keys_B, G, shares):
         q_smem, o_smem, p_smem, ring, arrived = scratch
         b, k, share = (lax.axis_index(name) for name in ("b", "k", "share"))
         text = hopper.Text(kv, scale, table, b, k, keys[b])
+        for part in range(X):  # rows without a query have one of zeros
+            q_smem[0, part] = hopper.zeros((hopper.ROWS, H), jnp.bfloat16)
+        plgpu.commit_smem()
         for part in range(X):
             plgpu.copy_gmem_to_smem(q.at[part, b, k], q_smem.at[0, part, pl.ds(0, R)], arrived)
         plgpu.barrier_wait(arrived)
@@ -159,7 +162,7 @@ def _attend_share(walk, queries, text, ring, share, shares, p_smem) -> hopper.St
         block = hopper.Block(index, lax.rem(index - begin, walk.depth))
         hopper.finish_block(walk, text, ring, block)
         s_RS = hopper.scores(walk, queries, text, ring, block)
-        p_RS, shrink_R, state = hopper.softmax_step(state, s_RS)
+        p_RS, shrink_R, state = hopper.softmax_step(walk, state, s_RS)
         state = hopper.add_values(
             walk, text, ring, block, p_RS, shrink_R, state, p_smem and p_smem.at[0]
         )

@@ -182,7 +182,7 @@ def _attend(walk, queries, text, ring, sync, walked, p_smem, warpgroup) -> hoppe
         block = hopper.Block(index, lax.rem(index - begin, walk.depth))
         plgpu.barrier_wait(sync.ready_D.at[block.slot])
         s_RS = hopper.scores(walk, queries, text, ring, block, issued=swap)
-        p_RS, shrink_R, state = hopper.softmax_step(state, s_RS)
+        p_RS, shrink_R, state = hopper.softmax_step(walk, state, s_RS)
         swap()
         mine = p_smem and p_smem.at[warpgroup]
         state = hopper.add_values(walk, text, ring, block, p_RS, shrink_R, state, mine)
