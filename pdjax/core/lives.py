@@ -9,7 +9,7 @@ from pdjax.core.state import Instance, Leaving, Tracked
 def enqueue(b: Books, t: Tracked, instance: Instance | None = None) -> None:
     """Into the prefill queue of `instance`, or of the one that the router chooses."""
     if instance is None or not instance.up:
-        up = [i for i in b.prefillers if i.up]
+        up = [i for i in b.prefillers if i.up and i.pool.could_ever_hold(t.length)]
         if not up:
             b.by_age(b.homeless, t.rid)
             return
@@ -53,7 +53,11 @@ def end(b: Books, t: Tracked, reason: FinishReason, why: str = "") -> None:
 def lose(b: Books, t: Tracked, why: str) -> None:
     """Its KV is lost or cannot be trusted."""
     t.losses += 1
-    if b.recovery.on_failure == "fail" or t.losses > b.recovery.attempts:
+    text = t.request.prompt_len + t.generated
+    fits = any(i.pool.could_ever_hold(text) for i in b.prefillers)
+    if not fits:
+        why += f"; no prefill pool has room for its {text} tokens by now"
+    if not fits or b.recovery.on_failure == "fail" or t.losses > b.recovery.attempts:
         end(b, t, "failed", why)
         return
     b.emit(Retry(t.rid, why))

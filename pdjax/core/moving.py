@@ -98,6 +98,8 @@ def leave_now(b: Books, t: Tracked, pieces: tuple[Piece, ...]) -> None:
     if t.leaving or not pieces:
         return
     t.unsent += pieces
+    if t.target is None and t.rid not in b.unplaced:  # it may have lost its place meanwhile
+        b.by_age(b.unplaced, t.rid)
     send_unsent(b, t)
 
 

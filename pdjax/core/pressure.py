@@ -20,9 +20,10 @@ def make_room(b: Books, instance: Instance, t: Tracked, tokens: int) -> bool:
             t.target, added = grown
             b.emit(Grow(added))
             break
-        youngest = _youngest(b, pool.name)
-        if youngest.leaving or youngest.flying:  # gives its pages up, or may have to once it landed
-            b.claim(pool.name, t)
+        holders = _holders(b, pool.name)
+        youngest = holders[-1]
+        if youngest.flying or any(other.leaving for other in holders):
+            b.claim(pool.name, t)  # pages are coming, or can be taken once they have landed
             return False
         preempt(b, youngest, instance)
         if youngest is t:
@@ -31,9 +32,10 @@ def make_room(b: Books, instance: Instance, t: Tracked, tokens: int) -> bool:
     return True
 
 
-def _youngest(b: Books, pool: str) -> Tracked:
-    """Of those that hold pages of the pool."""
-    for t in reversed(b.requests.values()):
-        if any(h is not None and h.pool == pool for h in (t.source, t.target)):
-            return t
-    raise AssertionError("a request that grows holds pages")
+def _holders(b: Books, pool: str) -> list[Tracked]:
+    """Those that hold pages of the pool, oldest first."""
+    return [
+        t
+        for t in b.requests.values()
+        if any(handle is not None and handle.pool == pool for handle in (t.source, t.target))
+    ]

@@ -37,6 +37,8 @@ def start_work(b: Books, instance: Instance) -> None:
     decodes = ()
     if role.decodes_here and (role.mixed or not chunks):
         decodes = _plan_decode(b, instance, 1 if chunks else role.steps)
+        # Those who decode may have taken the pages of one whose chunk was planned.
+        chunks = tuple(chunk for chunk in chunks if chunk.rid in instance.prompts)
     if chunks or decodes:
         _start_step(b, instance, chunks, decodes)
 
@@ -214,9 +216,13 @@ def step_done(b: Books, done: StepDone) -> None:
     b.open_steps.pop(instance.name, None)
     b.wake(instance)
     emitted = {e.rid: e for e in done.emitted}
+    # One that is leaving may start again at once: then these pieces are not of its new life.
+    leave_after = [
+        (rid, piece) for rid, piece in running.leave_after if not b.requests[rid].leaving
+    ]
     for chunk in running.step.chunks:
         _chunk_done(b, b.requests[chunk.rid], chunk, emitted.get(chunk.rid))
-    for rid, piece in running.leave_after:
+    for rid, piece in leave_after:
         if rid in b.requests:
             leave_now(b, b.requests[rid], (piece,))
     for decode in running.step.decodes:
