@@ -6,14 +6,15 @@ from pdjax.core.moving import lose_load
 from pdjax.core.state import Instance, Tracked
 
 
-def down(b: Books, name: str, returns: bool) -> None:
-    """Everything in the instance's pool is gone, for all that work on that pool."""
+def down(b: Books, name: str, returns: bool, presumed: bool = False) -> None:
+    """Everything in the instance's pool is gone, for all that work on that pool. `presumed`: it was
+    not told so, so pieces of it may still come."""
     if not b.instances[name].up:
         return
     dead = b.users[b.instances[name].pool.name]
     for instance in dead:
         instance.up, instance.returns = False, returns
-    touched = _stop_steps(b, dead) | _drop_pieces(b, dead) | _drop_memory(b, dead)
+    touched = _stop_steps(b, dead) | _drop_pieces(b, dead, presumed) | _drop_memory(b, dead)
     for instance in dead:
         waiting = [*instance.queue, *instance.prompts, *instance.loading, *instance.swapped]
         touched |= {*waiting, *instance.ready}
@@ -73,11 +74,14 @@ def _stop_steps(b: Books, dead: list[Instance]) -> set[int]:
     return touched
 
 
-def _drop_pieces(b: Books, dead: list[Instance]) -> set[int]:
+def _drop_pieces(b: Books, dead: list[Instance], presumed: bool) -> set[int]:
+    """Nothing comes of pieces to or from the dead; but where that is not sure, a piece with a
+    living end stays in the books until it has been cancelled."""
     names = {i.name for i in dead} | {f"{i.name}.host" for i in dead}
     lost = [s for s in b.flying.values() if s.source in names or s.target in names]
     for send in lost:
-        b.landed(send.id)
+        if not presumed or {send.source, send.target} <= names:
+            b.landed(send.id)
     return {send.rid for send in lost}
 
 
@@ -118,7 +122,7 @@ def time_up(b: Books) -> None:
         if isinstance(holder, tuple):
             running = b.running.get(holder[1])
             if running is not None:
-                down(b, running.step.instance, returns=False)
+                down(b, running.step.instance, returns=False, presumed=True)
         elif holder in b.requests:
             _hand_off_expired(b, b.requests[holder])
 
