@@ -283,7 +283,7 @@ def _convert(walk: Walk, ring: Ring, block: Block, piece: tuple[Any, Any]) -> No
         x = x.astype(jnp.float32)  # Hopper has no way from there to bfloat16
     for part in range(walk.parts):
         rounded = x.astype(jnp.bfloat16)
-        plgpu.store(_tile(walk, ring, block, part).at[piece], rounded, optimized=False)
+        _tile(walk, ring, block, part)[piece] = rounded
         if part + 1 < walk.parts:
             x -= rounded.astype(jnp.float32)
 

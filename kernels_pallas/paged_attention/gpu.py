@@ -116,7 +116,7 @@ def _kernel(walk, q_XBKRH, pages, table_Bn, position_B, keys_B, G, shares):
         o_RH, lse_R = hopper.normalised(state)
         out = hopper.room_for_o(walk, q_smem, o_smem, ring, 0)
         out[...] = o_RH.astype(walk.q_dtype)
-        plgpu.store(lse.at[b, k, share], lse_R, optimized=False)
+        lse[b, k, share] = lse_R
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(out.at[pl.ds(0, R)], o.at[b, k, share])
         plgpu.wait_smem_to_gmem(0)
