@@ -14,6 +14,12 @@ def tensor_cores() -> int:
         return 1
 
 
+def interpreted(interpret: bool) -> pltpu.InterpretParams | bool:
+    """What pallas_call takes as `interpret`: copies are simulated, and races looked for. Each copy
+    has a clock of its own only where there are more clocks than copies in flight."""
+    return pltpu.InterpretParams(detect_races=True, vector_clock_size=64) if interpret else False
+
+
 def stays_in_hbm(x: jax.Array, interpret: bool) -> jax.Array:
     """x, which XLA must not copy to vector memory for a kernel that reads a part of it. Interpreted
     kernels run where there is only one memory."""

@@ -225,7 +225,7 @@ def _call(plan: Plan, arithmetic: Arithmetic, q_VCRH, pages: Pages, interpret: b
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel",), vmem_limit_bytes=VMEM_BYTES
         ),
-        interpret=pltpu.InterpretParams(detect_races=True) if interpret else False,
+        interpret=compat.interpreted(interpret),
         name="attention_over_pages",
     )
 

@@ -6,10 +6,19 @@ import jax
 import pytest
 from kernel_problems import assert_solved, problem
 
-from kernels_pallas.prefill_attention import prefill_attention
+from kernels_pallas.prefill_attention import prefill_attention, tpu
 from kernels_pallas.prefill_attention.specs import REAL, TINY
 
+# tpu.py's sizes, cut down: several tiles per chunk, parts per tile and steps per text.
+SMALL = {"STEP": (128, 128), "TILE": 32, "PART": 16}
+
 IMPLEMENTATIONS = ("xla", "tpu_interpret")
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch):
+    for name, size in SMALL.items():
+        monkeypatch.setattr(tpu, name, size)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

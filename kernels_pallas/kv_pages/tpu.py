@@ -42,7 +42,7 @@ def pack(
             scratch_shapes=[pltpu.SemaphoreType.DMA(())],
         ),
         out_shape=jax.ShapeDtypeStruct((parts, L, K // parts, n * p, J), layers[0].kv_PKpJ.dtype),
-        interpret=pltpu.InterpretParams(detect_races=True) if interpret else False,
+        interpret=compat.interpreted(interpret),
         name="pack_pages",
     )(table_n, *(compat.stays_in_hbm(layer.kv_PKpJ, interpret) for layer in layers))
     return Piece(kv_RLKTJ, ref.pack_scales(layers, table_n, parts))
@@ -71,7 +71,7 @@ def unpack(
         ),
         out_shape=[jax.ShapeDtypeStruct(pool.shape, pool.dtype)] * L,
         input_output_aliases={2 + i: i for i in range(L)},
-        interpret=pltpu.InterpretParams(detect_races=True) if interpret else False,
+        interpret=compat.interpreted(interpret),
         name="unpack_pages",
     )(table_n, piece.kv_RLKTJ, *(layer.kv_PKpJ for layer in layers))
     scales = ref.unpack_scales(layers, piece, table_n)
@@ -273,7 +273,7 @@ def _merge(pool, new_I, groups: Groups, shape, place_of, first_token_of, interpr
         ),
         out_shape=jax.ShapeDtypeStruct(pool.shape, pool.dtype),
         input_output_aliases={5: 0},
-        interpret=pltpu.InterpretParams(detect_races=True) if interpret else False,
+        interpret=compat.interpreted(interpret),
         name="append_to_pages",
     )(*groups, new_I, pool)
 

@@ -12,7 +12,8 @@ from kernels_pallas.pages import Pages
 from kernels_pallas.tpu_step import ARITHMETIC
 from kernels_pallas.tpu_walk import LANES, LOG2E, Plan, Rows
 
-ROWS_BYTES = 2**24  # of vector memory for a slot's queries, sums and results
+# Tokens times kv heads of a step: enough for long copies, and still short code.
+STEP = 4096
 
 
 def partial_attention(
@@ -52,8 +53,7 @@ def _plan(q_BTNH, pages: Pages, table_Bn, window, softcap, run: int) -> Plan:
     B, T, N, H = q_BTNH.shape
     _, K, p, _ = pages.kv_PKpJ.shape
     G, n = N // K, table_Bn.shape[1]
-    # Steps of 32 times 128 heads' tokens keep the code short and the copies long.
-    tokens = min(LANES * max(1, 32 // K), pl.cdiv(n * p, LANES) * LANES)
+    tokens = min(max(LANES, STEP // K // LANES * LANES), pl.cdiv(n * p, LANES) * LANES)
     unit = max(run * p, LANES)
     heads = max(c for c in range(1, K + 1) if K % c == 0 and (c == 1 or c * G * T <= 8))
     rows = pl.cdiv(heads * G * T, 8) * 8

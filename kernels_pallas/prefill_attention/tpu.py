@@ -12,14 +12,15 @@ from jax.experimental import pallas as pl
 from kernels_pallas import compat, tpu_walk
 from kernels_pallas.pages import Pages
 from kernels_pallas.tpu_step import ARITHMETIC
-from kernels_pallas.tpu_walk import LOG2E, Plan, Rows
+from kernels_pallas.tpu_walk import LANES, LOG2E, Plan, Rows
 
 # A tile's queries per kv head: each token of the cache that is read meets so many. From 600 on the
 # matrix units of v6e, which have most work to do per byte, are busier than the memory.
 TILE = 1024
 PART = 512  # queries whose scores with a block are computed together
 SUMS = 8192  # queries times kv heads whose sums fit the vector memory
-SCORES = 2**18  # of one part and one block
+STEP = 512, 4096  # tokens of a step, and tokens times kv heads: the larger of both
+SCORES = 2**18  # at most, of one part and one block
 
 
 def prefill_attention(
@@ -58,8 +59,10 @@ def _plan(q_CTNH, pages: Pages, table_Cn, window, softcap, run: int) -> Plan:
     # Tokens of a tile fill whole registers, of 8 rows of 4 bytes or 16 of 2.
     tile = min(TILE // G, SUMS // (G * K), pl.cdiv(T, 16) * 16) // 16 * 16
     tile = max(tile, 16)
-    tokens = min(max(512, 4096 // K), SCORES // min(PART, G * tile), pl.cdiv(n * p, 128) * 128)
-    unit = max(run * p, 128)
+    tokens = min(
+        max(STEP[0], STEP[1] // K), SCORES // min(PART, G * tile), pl.cdiv(n * p, LANES) * LANES
+    )
+    unit = max(run * p, LANES)
     return Plan(
         V=C * pl.cdiv(T, tile),
         T=tile,
