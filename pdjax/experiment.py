@@ -275,16 +275,8 @@ def _agreement(config: Config, served: dict[str, Served]) -> str:
 def _recorded_scheduler(config: Config, placement: str, records: Sequence[Record]) -> Scheduler:
     """The scheduler of a recorded run; its pools' layouts are in the log."""
     holds = [record.body.handle for record in records if isinstance(record.body, Hold)]
-    return Scheduler(
-        config.placements[placement],
-        context=config.model.context,
-        transfer=config.transfer,
-        routing=config.routing,
-        cache=config.cache,
-        recovery=config.recovery,
-        slo=config.slo,
-        layouts={handle.pool: handle.layout for handle in holds},
-    )
+    layouts = {handle.pool: handle.layout for handle in holds}
+    return Scheduler.of(config, placement, layouts=layouts)
 
 
 def _commit() -> str:

@@ -21,16 +21,7 @@ def simulate(
     macro_steps: decode steps that are alike are one event, which changes no token's time.
     """
     roles = config.placements[placement]
-    scheduler = Scheduler(
-        roles,
-        context=config.model.context,
-        transfer=config.transfer,
-        routing=config.routing,
-        cache=config.cache,
-        recovery=config.recovery,
-        slo=config.slo,
-        macro_steps=macro_steps,
-    )
+    scheduler = Scheduler.of(config, placement, macro_steps=macro_steps)
     contents = Unseen(config.transfer.checksum)
     backend = VirtualBackend(cost, _say, lambda event: None, contents=contents)
     return serve(source, with_faults(backend, config.faults, roles), scheduler)

@@ -11,7 +11,7 @@ oldest there always gets; prefill waits for decode pools only, and holds nothing
 """
 
 from pdjax.core.books import Books
-from pdjax.core.config import SLO, Cache, Placement, Recovery, Routing, Transfer
+from pdjax.core.config import SLO, Cache, Config, Placement, Recovery, Routing, Transfer
 from pdjax.core.events import (
     AbortAsked,
     Action,
@@ -65,6 +65,28 @@ class Scheduler:
             cache=cache or Cache(),
             recovery=recovery or Recovery(),
             layouts=layouts or {},
+            macro_steps=macro_steps,
+        )
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        placement: str,
+        *,
+        layouts: dict[str, str] | None = None,
+        macro_steps: bool = False,
+    ) -> "Scheduler":
+        """The scheduler that a config describes."""
+        return cls(
+            config.placements[placement],
+            context=config.model.context,
+            transfer=config.transfer,
+            routing=config.routing,
+            cache=config.cache,
+            recovery=config.recovery,
+            slo=config.slo,
+            layouts=layouts,
             macro_steps=macro_steps,
         )
 

@@ -55,7 +55,8 @@ class Engine:
         decode: Callable[[Sequence[int]], str] | None = None,
         devices: Sequence[jax.Device] | None = None,
     ):
-        self.config, self.placement = config, config.placements[placement]
+        self.config, self._name = config, placement
+        self.placement = config.placements[placement]
         self.arch = checkpoint.arch
         self.texts = Texts(self.arch.V, decode)
         for name, role in self.placement.items():
@@ -151,16 +152,8 @@ class Engine:
 
     def scheduler(self) -> Scheduler:
         """A fresh scheduler for this engine's placement and pools."""
-        return Scheduler(
-            self.placement,
-            context=self.config.model.context,
-            transfer=self.config.transfer,
-            routing=self.config.routing,
-            cache=self.config.cache,
-            recovery=self.config.recovery,
-            slo=self.config.slo,
-            layouts={name: pool.layout.fingerprint for name, pool in self.pools.items()},
-        )
+        layouts = {name: pool.layout.fingerprint for name, pool in self.pools.items()}
+        return Scheduler.of(self.config, self._name, layouts=layouts)
 
     def backend(self) -> Breakable:
         """The backend that the config's clock asks for, with the config's faults."""
