@@ -120,13 +120,19 @@ def test_a_changed_event_shows_in_what_follows():
     assert said.startswith(f"record {at + 2}: ")
 
 
-@pytest.mark.parametrize("kind", [StepDone, Landed])
-def test_an_event_that_cannot_have_happened_is_told_with_its_line(kind):
+@pytest.mark.parametrize(("kind", "id"), [(StepDone, "step"), (Landed, "send")])
+def test_an_event_that_cannot_have_happened_is_told_with_its_line(kind, id):
     log = record("1P1D")
-    at = position(log, kind, -1)
-    twice = [*log, log[at]]
-    said = replay(twice, "1P1D")
-    assert said == f"record {len(twice)}: nothing that was started can end with {log[at].body}"
+    at = position(log, kind)
+    strange = changed(log, at, **{id: 999})
+    said = replay(strange, "1P1D")
+    assert said == f"record {at + 1}: nothing that was started can end with {strange[at].body}"
+
+
+@pytest.mark.parametrize("kind", [StepDone, Landed])
+def test_an_event_that_is_told_twice_changes_nothing(kind):
+    log = record("1P1D")
+    assert replay([*log, log[position(log, kind, -1)]], "1P1D") == ""
 
 
 def test_a_lost_event_is_told_with_the_line_after_it():

@@ -3,7 +3,19 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from pdjax.core.events import Action, Arrived, Event, Finish, Record, Refuse
+from pdjax.core.events import (
+    Action,
+    Arrived,
+    Event,
+    Finish,
+    Landed,
+    Record,
+    Refuse,
+    Send,
+    SendFailed,
+    Step,
+    StepDone,
+)
 from pdjax.core.request import Request
 from pdjax.core.scheduler import Scheduler
 
@@ -58,17 +70,25 @@ def first_difference(records: Iterable[Record], scheduler: Scheduler) -> str:
     """Replays the events of a log through a fresh scheduler. Returns nothing when every action
     comes out as recorded, else one line with the first that does not."""
     replayed: list[Action] = []
+    steps: set[int] = set()
+    sends: set[int] = set()
     for number, record in enumerate(records, 1):
-        if isinstance(record.body, Event):
+        body = record.body
+        if isinstance(body, Event):
             if replayed:
                 return f"record {number}: the log goes on, the scheduler also wants {replayed[0]}"
-            try:
-                replayed = scheduler.on_event(record.body, record.t_ns)
-            except KeyError:
-                return f"record {number}: nothing that was started can end with {record.body}"
-        elif not replayed or replayed[0] != record.body:
+            strange_step = isinstance(body, StepDone) and body.step not in steps
+            if strange_step or (isinstance(body, Landed | SendFailed) and body.send not in sends):
+                return f"record {number}: nothing that was started can end with {body}"
+            replayed = scheduler.on_event(body, record.t_ns)
+        elif not replayed or replayed[0] != body:
             wanted = replayed[0] if replayed else "nothing more"
-            return f"record {number}: the log has {record.body}, the scheduler wants {wanted}"
+            return f"record {number}: the log has {body}, the scheduler wants {wanted}"
         else:
             replayed.pop(0)
+            if isinstance(body, Step):
+                steps.add(body.id)
+                sends.update(send.id for send in body.sends)
+            elif isinstance(body, Send):
+                sends.add(body.id)
     return f"the log ends, the scheduler also wants {replayed[0]}" if replayed else ""
