@@ -375,9 +375,9 @@ class Referee:
         elsewhere = preempt.how == "return" and self._memory.tables(rid) > 1
         assert preempt.how in (asked, "recompute") or elsewhere, "not as the role says"
         there = self._memory.holders(self._memory.pool(preempt.instance))
-        assert any(other < rid and other not in self._ended for other in there), (
-            "only for an older one"
-        )
+        ages = {each: age for age, each in enumerate(self._requests)}
+        older = [other for other in there if ages[other] < ages[rid]]
+        assert older and not self._ended.keys() >= {*older}, "only for an older one"
         self._preempted[rid] = preempt
         self._leave_seats(rid)
 
