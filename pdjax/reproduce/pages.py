@@ -54,7 +54,9 @@ def read(folder: Path) -> Result | None:
 
 
 def text(value: Value) -> str:
-    return value if isinstance(value, str) else f"{value:.4g}"
+    if isinstance(value, str):
+        return value
+    return f"{value:,.0f}" if value == round(value) else f"{value:.4g}"
 
 
 def table(result: Result) -> str:
