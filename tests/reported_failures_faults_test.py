@@ -201,3 +201,16 @@ def test_a_prompt_beyond_the_limit_is_refused_alike_and_nothing_is_generated():
         told.add(actions[0].why)
         run.check()
     assert told == {"prompt 40 + max_tokens 1 = 41 tokens exceed the context of 40"}
+
+
+def test_a_failed_hand_off_of_a_text_that_prefill_cannot_hold_any_more_is_told():
+    """With its first token the text is one longer than all of the prefill pool."""
+    run = Driven({"prefill": prefill(pool=pool(4)), "decode": decode()})
+    run.arrive(0, prompt_len=12, max_tokens=3)
+    run.arrive(1, prompt_len=3, max_tokens=2)
+    run.end_step()
+    run.end_step()
+    actions = run.fail(min(run.flying)) + run.drain()
+    ends = {f.rid: f.reason for f in of_type(Finish, actions)}
+    assert ends == {0: "failed", 1: "length"}
+    run.check()
