@@ -7,7 +7,7 @@ from kernels_pallas.specs import Spec
 _F32 = {"dtype": "float32", "q_dtype": "float32"}
 
 TINY = (
-    Spec(name="f32", B=4, T=32, S=96, K=2, G=2, H=64, **_F32),
+    Spec(name="f32", B=4, T=32, S=144, K=2, G=2, H=64, **_F32),
     Spec(name="wide_softcap", B=3, T=24, S=160, K=1, G=4, H=128, page=32, softcap=5.0, **_F32),
     Spec(name="mha_window", B=4, T=32, S=160, K=2, G=1, H=64, window=21, **_F32),
     Spec(name="bf16_slab", B=3, T=32, S=128, K=2, G=2, H=64, run=4),
