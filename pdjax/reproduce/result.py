@@ -13,8 +13,8 @@ from pdjax.report_style import STYLE, svg
 from pdjax.traces import TraceError
 
 Value = float | str
-Verdict = Literal["reproduced", "not reproduced", ""]
-"""Empty: shown beside, not judged."""
+Verdict = Literal["reproduced", "not reproduced", "undecided", ""]
+"""undecided: it depends on what is not known. Empty: shown beside, not judged."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,14 +43,19 @@ class Reproduction(msgspec.Struct, frozen=True, kw_only=True):
     def verdict(self) -> str:
         """How many of the judged rows are as published."""
         judged = [row.verdict for row in self.rows if row.verdict]
-        return f"{judged.count('reproduced')} of {len(judged)} reproduced"
+        undecided = judged.count("undecided")
+        more = f", {undecided} undecided" if undecided else ""
+        return f"{judged.count('reproduced')} of {len(judged)} reproduced{more}"
 
 
 def judged(
-    what: str, published: Value, obtained: Value, holds: bool, *, criterion: str, source: str,
-    unit: str = "",
+    what: str, published: Value, obtained: Value, holds: bool | None, *, criterion: str,
+    source: str, unit: str = "",
 ) -> Row:  # fmt: skip
-    """A row whose criterion the caller has checked."""
+    """A row whose criterion the caller has checked; None: it cannot be said whether it holds."""
+    verdicts: dict[bool | None, Verdict] = {
+        True: "reproduced", False: "not reproduced", None: "undecided"
+    }  # fmt: skip
     return Row(
         what=what,
         published=published,
@@ -58,7 +63,7 @@ def judged(
         source=source,
         unit=unit,
         criterion=criterion,
-        verdict="reproduced" if holds else "not reproduced",
+        verdict=verdicts[holds],
     )
 
 
