@@ -169,6 +169,10 @@ def _copy(walk, text, ring, sync, walked) -> None:
             hopper.finish_block(walk, text, ring, block)
             plgpu.barrier_arrive(sync.ready_D.at[block.slot])
 
+    @pl.loop(jnp.maximum(begin, end - walk.depth), end)  # no arrival stays unseen
+    def drain(index: jax.Array) -> None:
+        plgpu.barrier_wait(sync.free_D.at[block_at(index).slot])
+
 
 def _attend(walk, queries, text, ring, sync, walked, p_smem, warpgroup) -> hopper.State:
     begin, end = walked
