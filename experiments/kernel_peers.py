@@ -15,6 +15,7 @@ from jax.experimental.pallas.ops.tpu import flash_attention as flash
 from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
 from jax.experimental.pallas.ops.tpu.paged_attention.quantization_utils import QuantizedTensor
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
+from jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel import get_min_heads_per_blk
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -85,7 +86,9 @@ def _ragged(spec: Spec, pages: int, queries: int) -> Candidate:
         vmem_limit_bytes=VMEM_BYTES,
         **scales,
     )
-    heads = spec.K if spec.T <= 8 else queries * spec.N
+    # It takes as many heads at a time as fill a tile of registers.
+    q_heads, kv_heads = get_min_heads_per_blk(spec.N, 2 * spec.K, q.dtype, kv.dtype)
+    heads = kv_heads // 2 if spec.T <= 8 else queries * q_heads
     work = Work(pages * spec.page * heads, pages)
     name = f"jax ragged_paged_attention, {pages} pages, {queries} queries"
     return Candidate(name, function, (q, kv, length, table, ends, count), work)

@@ -137,10 +137,13 @@ def compile_on(
 
 
 def schedules(chip: str, compiled: jax.stages.Compiled) -> dict[str, llo.Schedule]:
-    """The schedules of the Pallas kernels in what was compiled last, by name. Empties the folder
-    of dumps that `start` was given."""
+    """The schedules of the Pallas kernels in what was compiled last, by name; of kernels that are
+    the same only one, since the compiler makes it once. Empties the folder of dumps that `start`
+    was given."""
     (folder,) = _DUMPS
-    found = {name: llo.read(folder, name, CHIPS[chip].branch_delay) for name in kernels(compiled)}
+    names = kernels(compiled)
+    dumped = [name for name in names if any(folder.glob(f"*-{name}-*"))]
+    found = {name: llo.read(folder, name, CHIPS[chip].branch_delay) for name in dumped or names}
     for path in folder.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return found
