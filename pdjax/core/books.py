@@ -118,6 +118,8 @@ class Books:
             return None
         pool = instance.pool
         handle = pool.hold(t.rid, tokens, blocks=t.blocks[:blocks], now_ns=self.now_ns)
+        if handle is None and blocks:  # what is shared may lie amid the only run of a slab
+            handle = pool.hold(t.rid, tokens, now_ns=self.now_ns)
         if handle is None:
             self.claim(pool.name, t)
         else:

@@ -133,6 +133,8 @@ def settle(b: Books, t: Tracked) -> None:
 
 def _publish(b: Books, t: Tracked) -> None:
     """What it leaves behind in a pool may serve others."""
+    if t.spoiled:
+        return
     if t.prefilled and t.target is not None and t.source is None:
         b.publish(t.decode, t.target, t, t.stored)
     elif t.in_place:
@@ -159,6 +161,7 @@ def _give_back(b: Books, t: Tracked) -> None:
 
 def _start_again(t: Tracked) -> None:
     """From nothing but its text."""
+    t.spoiled = False
     t.prefill, t.decode = None, None
     t.length = t.request.prompt_len + t.generated
     t.reused = t.skip = t.dispatched = t.computed = 0

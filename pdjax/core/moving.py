@@ -11,7 +11,7 @@ from pdjax.core.state import Instance, Tracked
 def tokens_with_room(role: Role, t: Tracked) -> int:
     """Tokens that it must have pages for before it decodes in an instance of `role`."""
     most = t.request.cache_len
-    return min(t.length + role.growth, most) if role.growth else most
+    return min(t.length + max(role.growth, role.steps), most) if role.growth else most
 
 
 # --- places in decode pools -------------------------------------------------------------------
@@ -34,7 +34,8 @@ def _accepts(b: Books, d: Instance, t: Tracked) -> bool:
     if not d.up or d.swapped or full or b.claimed(d, t):
         return False
     blocks = t.blocks[: _blocks(b, t.length)]
-    return d.pool.can_hold(tokens_with_room(d.role, t), blocks, b.now_ns)
+    tokens = tokens_with_room(d.role, t)
+    return any(d.pool.can_hold(tokens, shared, b.now_ns) for shared in (blocks, ()))
 
 
 def _blocks(b: Books, tokens: int) -> int:
@@ -221,7 +222,8 @@ def swap_in(b: Books, instance: Instance) -> None:
     """Those swapped out come back, oldest first, when there are pages and a slot for them."""
     while instance.swapped and instance.free_slots > len(instance.ready):
         t = b.requests[instance.swapped[0]]
-        tokens = min(t.stored + 1 + instance.role.growth, t.request.cache_len)
+        room = max(instance.role.growth, instance.role.steps)
+        tokens = min(t.stored + 1 + room, t.request.cache_len)
         t.target = b.hold(instance, t, tokens, blocks=0)
         if t.target is None:
             return

@@ -22,7 +22,8 @@ def make_room(b: Books, instance: Instance, t: Tracked, tokens: int) -> bool:
             break
         holders = _holders(b, pool.name)
         youngest = holders[-1]
-        if youngest.flying or any(other.leaving for other in holders):
+        prefilling = youngest.busy and not youngest.prefilled
+        if youngest.flying or prefilling or any(other.leaving for other in holders):
             b.claim(pool.name, t)  # pages are coming, or can be taken once they have landed
             return False
         preempt(b, youngest, instance)
@@ -37,5 +38,5 @@ def _holders(b: Books, pool: str) -> list[Tracked]:
     return [
         t
         for t in b.requests.values()
-        if any(handle is not None and handle.pool == pool for handle in (t.source, t.target))
+        if any(h is not None and h.pool == pool for h in (t.source, t.target, t.loan))
     ]

@@ -9,9 +9,12 @@ from pdjax.core.state import Instance, Tracked
 def down(b: Books, name: str, returns: bool, presumed: bool = False) -> None:
     """Everything in the instance's pool is gone, for all that work on that pool. `presumed`: it was
     not told so, so pieces of it may still come."""
-    if not b.instances[name].up:
-        return
     dead = b.users[b.instances[name].pool.name]
+    if not b.instances[name].up:
+        if not presumed:  # it had been presumed: now nothing of it comes any more
+            for rid in _drop_pieces(b, dead, presumed):
+                settle(b, b.requests[rid])
+        return
     for instance in dead:
         instance.up, instance.returns = False, returns
     touched = _stop_steps(b, dead) | _drop_pieces(b, dead, presumed) | _drop_memory(b, dead)
@@ -82,6 +85,7 @@ def _drop_pieces(b: Books, dead: list[Instance], presumed: bool) -> set[int]:
     for send in lost:
         if not presumed or {send.source, send.target} <= names:
             b.landed(send.id)
+        b.requests[send.rid].spoiled = True
     return {send.rid for send in lost}
 
 
@@ -121,7 +125,9 @@ def time_up(b: Books) -> None:
     for holder in b.leases.run_out(b.now_ns):
         if isinstance(holder, tuple):
             running = b.running.get(holder[1])
-            if running is not None:
+            if running is not None and any(send in b.flying for send in running.step.awaits):
+                b.leases.grant(holder, b.now_ns)  # it waits itself, and others watch those
+            elif running is not None:
                 down(b, running.step.instance, returns=False, presumed=True)
         elif holder in b.requests:
             _hand_off_expired(b, b.requests[holder])

@@ -30,7 +30,7 @@ from pdjax.core.lives import end, enqueue
 from pdjax.core.moving import find_places, landed, send_failed
 from pdjax.core.overload import why_too_late
 from pdjax.core.policies.admission import Need, why_refused
-from pdjax.core.recovery import down, nobody_for, time_up, up
+from pdjax.core.recovery import down, end_the_stranded, nobody_for, time_up, up
 from pdjax.core.request import Request
 from pdjax.core.state import Instance, Tracked
 from pdjax.core.stepping import start_work, step_done
@@ -125,6 +125,8 @@ class Scheduler:
                 up(b, event.instance)
             case TimeUp():
                 time_up(b)
+        if b.homeless:
+            end_the_stranded(b)
         find_places(b)
         while b.awake:
             start_work(b, b.awake.pop(next(iter(b.awake))))

@@ -94,6 +94,7 @@ class Tracked:
     decode_tokens: int = 0  # of `decode.open_tokens`
     leaving: Leaving = ""
     ended: bool = False
+    spoiled: bool = False  # a piece of its KV did not arrive
     losses: int = 0
 
     @property
