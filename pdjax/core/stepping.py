@@ -48,6 +48,8 @@ def _iterations(b: Books, instance: Instance, decodes: tuple[Decode, ...]) -> in
     all its tokens, or needs a page."""
     if instance.role.lag or instance.role.steps > 1 or not decodes:
         return 1
+    if len(decodes) < len(instance.slots) - instance.free_slots:
+        return 1  # somebody there waits for pages, which may come at any time
     tracked = [b.requests[d.rid] for d in decodes]
     if any(t.flying for t in tracked):
         return 1
