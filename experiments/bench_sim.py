@@ -52,6 +52,7 @@ REQUESTS = flags.DEFINE_integer("requests", 1_000_000, "Synthetic requests on 64
 FLEETS = (16, 256, 4096)
 """Instances, half of them for prefill."""
 FLEET_REQUESTS = 1000
+"""Fewer where there are very many instances: all of them are looked at for every request."""
 PAIR_RATE = 2.5
 """Synthetic requests per second for each prefill instance: half of what it can do."""
 PART = 1000
@@ -199,9 +200,10 @@ def trace_rows() -> Iterator[Row]:
 def fleet_rows() -> Iterator[Row]:
     for instances in FLEETS:
         pairs = instances // 2
-        source = Synthetic(FLEET_REQUESTS, PAIR_RATE * pairs, ahead=FLEET_REQUESTS)
+        count = min(FLEET_REQUESTS, (1 << 20) // instances)
+        source = Synthetic(count, PAIR_RATE * pairs, ahead=count)
         found = measure(config(pairs, pairs), source)
-        what = f"{instances} instances, {FLEET_REQUESTS} synthetic requests"
+        what = f"{instances} instances, {count} synthetic requests"
         yield Row(what, found.cpu_s / found.requests * 1e6, "us/request")
 
 
