@@ -210,7 +210,7 @@ def _line_up_scales(plan: Plan, refs: Refs, keys, slot) -> None:
 
     A register holds u = 128 / p pieces of a page's row side by side, and is to hold one piece of
     each of u pages: a transpose of u by u pieces. Page j is rotated by j pieces, so that row a of
-    the result finds its pieces on a diagonal, and is then rotated back by a.
+    the result finds its pieces on a diagonal, and is then rotated back by a, bit by bit.
     """
     p = plan.page
     width = min(LANES, 2 * plan.K * p)
@@ -225,8 +225,9 @@ def _line_up_scales(plan: Plan, refs: Refs, keys, slot) -> None:
             page_aH = pltpu.roll(jnp.broadcast_to(page_1H, shape), j * p, 1) if j else page_1H
             mine_aH = (lane_aH // p - a_aH) % u == j
             scale_aH = jnp.where(mine_aH, page_aH, scale_aH)
-        if u > 1:
-            scale_aH = pltpu.roll(scale_aH, 0, 1, stride=LANES - p, stride_axis=0)
+        for bit in (b for b in (1, 2, 4) if b < u):  # of a, for pages of 16 and more
+            back_aH = pltpu.roll(scale_aH, LANES - bit * p, 1)
+            scale_aH = jnp.where((a_aH & bit) > 0, back_aH, scale_aH)
         scale_aH = jnp.where(
             lane_aH < keys - at * LANES, scale_aH * (16.0 if plan.biased else 1.0), 0.0
         )

@@ -133,9 +133,9 @@ def check(q: jax.Array, pages: Pages, table: jax.Array, run: int) -> None:
         )
     if N % K:
         raise UnsupportedError(f"{N} query heads are no multiple of {K} kv heads")
-    if p < 8 or (LANES % p and p % LANES):
+    if p < 16 or (LANES % p and p % LANES):
         raise UnsupportedError(
-            f"page size {p}: the TPU kernel takes 8 and more, dividing {LANES} or divided by it"
+            f"page size {p}: the TPU kernel takes 16 and more, dividing {LANES} or divided by it"
         )
     if table.shape[1] % run:
         raise UnsupportedError(f"a table of {table.shape[1]} entries is no multiple of run = {run}")

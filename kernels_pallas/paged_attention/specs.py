@@ -26,7 +26,7 @@ TINY = (
         dtype="float8_e4m3fn",
         window=70,
     ),
-    Spec(name="int8_p128", B=3, S=200, K=1, G=2, H=128, page=128, dtype="int8"),
+    Spec(name="int8_p256", B=3, S=400, K=1, G=2, H=128, page=256, dtype="int8"),
 )
 
 
