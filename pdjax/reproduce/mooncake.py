@@ -24,10 +24,10 @@ from pdjax.core.config import (
 )
 from pdjax.core.ledger import Ledger
 from pdjax.cost import Cost
-from pdjax.costs.batch import Batch, send_bytes_of
+from pdjax.costs.batch import send_bytes_of
 from pdjax.costs.roofline import Roofline, on_chip, roofline
 from pdjax.report_style import LINE_STYLES, PLACEMENT_COLOURS, WIDTH
-from pdjax.reproduce.replay import Replayed, replay, requests_of
+from pdjax.reproduce.replay import Replayed, estimate_of, replay, requests_of
 from pdjax.reproduce.result import Reproduction, Row, beside, drawn, judged, near, trace_file
 from pdjax.traces import BLOCK, TraceRow, read_mooncake
 
@@ -178,7 +178,7 @@ def fig5(requests: int = 12031, instances: int = 8) -> Reproduction:
             "by the roofline with 70 % of peak FLOP/s (an A100's kernels by AIConfigurator), a "
             "DRAM cache of 3 million tokens per node that loads at once, and prefixes of other "
             "nodes at 100 GB/s. Nothing is fitted to the figure.",
-            "The schedulers' estimates are the cost model's own coefficients; the balancing "
+            "The schedulers' estimates are a polynomial fitted to the cost model; the balancing "
             "threshold of algorithm 1 is 1.",
             "Absolute seconds depend on the load, which the paper does not state.",
         ),
@@ -186,19 +186,10 @@ def fig5(requests: int = 12031, instances: int = 8) -> Reproduction:
 
 
 def _a800() -> tuple[Cost, Estimate]:
-    """Llama-3-70B on 8 A800, and what a scheduler knows of it: a polynomial of the prompt's length,
-    as algorithm 1 has it, fitted to the cost model."""
+    """Llama-3-70B on 8 A800, and what a scheduler knows of it."""
     shape = MODELS["llama3-70b"]
     model = Roofline(name="8 x A800", coefficients=on_chip(CHIPS["a800"], compute=0.7), tp=TP)
-    lengths = np.array([BLOCK * 2**i for i in range(7)])
-    seconds = [model.seconds(shape, Batch(((0, length),))) for length in lengths.tolist()]
-    square_s, token_s, step_s = np.polyfit(lengths, seconds, 2).tolist()
-    estimate = Estimate(
-        step_s=step_s,
-        prefill_token_s=token_s,
-        pair_s=2 * square_s,
-        load_token_s=shape.kv_token_bytes() / NICS.bytes_per_s,
-    )
+    estimate = estimate_of(model, shape, shape.kv_token_bytes() / NICS.bytes_per_s)
     return roofline(model, shape, NICS, send_bytes_of(shape)), estimate
 
 

@@ -4,10 +4,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from pdjax.core.config import Config
+import numpy as np
+
+from pdjax.catalogue import Shape
+from pdjax.core.config import Config, Estimate
 from pdjax.core.events import Record, Reuse
 from pdjax.core.request import Request, SamplingParams
 from pdjax.cost import Cost
+from pdjax.costs.batch import Batch
+from pdjax.costs.roofline import Roofline
 from pdjax.metrics import Outcomes, outcomes
 from pdjax.sim import simulate
 from pdjax.traces import TraceRow
@@ -58,6 +63,17 @@ def requests_of(
             )
         )
     return tuple(requests)
+
+
+def estimate_of(model: Roofline, shape: Shape, load_token_s: float = 0.0) -> Estimate:
+    """What a scheduler knows of prefill: a polynomial of the prompt's length, as Mooncake's
+    algorithm 1 has it, fitted to the cost model from 512 to 32,768 tokens."""
+    lengths = np.array([512 * 2**i for i in range(7)])
+    seconds = [model.seconds(shape, Batch(((0, length),))) for length in lengths.tolist()]
+    square_s, token_s, step_s = np.polyfit(lengths, seconds, 2).tolist()
+    return Estimate(
+        step_s=step_s, prefill_token_s=token_s, pair_s=2 * square_s, load_token_s=load_token_s
+    )
 
 
 def replay(config: Config, placement: str, requests: tuple[Request, ...], cost: Cost) -> Replayed:
