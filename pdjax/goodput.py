@@ -72,8 +72,8 @@ class Point:
         a, share = self.attainment, self.growth_per_s / self.rate
         return (
             f"{self.rate:.4g} requests/s is not a goodput: {a.share:.1%} of {a.requests} requests "
-            f"are in time, but {share:.0%} of what arrives stays in the queue; serve more requests "
-            "to see it fail"
+            f"are in time, but the queue grows by {share:.0%} of what arrives; serve more requests "
+            "to see whether it goes on"
         )
 
 
@@ -140,7 +140,7 @@ def goodput(
     points: list[Point] = []
 
     def counts(rate: float) -> bool:
-        points.append(_point(serve, slo, rate, seeds))
+        points.append(serve_at(serve, slo, rate, seeds))
         visit(points[-1])
         return points[-1].counts
 
@@ -170,7 +170,8 @@ def _same(point: Point, other: Point) -> bool:
     return steady and point.attainment == other.attainment and point.attainment.attained > 0
 
 
-def _point(serve: Serve, slo: SLO, rate: float, seeds: Sequence[int]) -> Point:
+def serve_at(serve: Serve, slo: SLO, rate: float, seeds: Sequence[int]) -> Point:
+    """One rate, under all seeds. Raises GoodputError where requests are too few."""
     attained, requests, each = 0, 0, []
     for seed in seeds:
         ends = serve(rate, seed)
