@@ -6,7 +6,7 @@ Published: random 19.65 s, load balance 5.27 s, local-cache-aware 3.58 s, global
 Simulated with the routers `random`, `fewest_tokens`, and `shortest_ttft` (algorithm 1) without and
 with loads from other pools. The order is what can be judged: the paper states neither trace nor
 load. Stand-ins: the conversation trace at its own times, 8 prefill and 8 decode nodes of 8 A800,
-Llama-3-70B by a roofline. Takes about 2 minutes.
+Llama-3-70B by a roofline. Takes about a minute.
 """
 
 from pdjax.reproduce import Reproduction

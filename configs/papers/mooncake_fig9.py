@@ -7,7 +7,7 @@ tokens), one pool, requests one after the other. Figure 9 reads 41 % (conversati
 (synthetic) of the highest hit rate at 3 million tokens and about all of it at 50 million; expect 37
 and 48 %, and all. Table 2's cache ratios (40 and 66 %) are a few percent above what an infinite
 cache finds in the released traces (36.6 and 64.0 % of blocks): not reproducible. The third trace
-is not at hand. Takes about 40 s.
+is not at hand. Takes about 15 s.
 """
 
 from pdjax.reproduce import Reproduction
