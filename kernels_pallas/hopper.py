@@ -9,7 +9,6 @@ each what the rounding of those before it lost: 24 bits, like float32's own.
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -31,8 +30,8 @@ MASKED = -(2.0**100)
 SHARED_MEMORY, HALF_OF_IT = 227 * 1024, 113 * 1024
 MAX_DEPTH = 6  # more would be in flight than the memory's latency times its bandwidth
 _WIDE = 64  # lanes of a tile converted at a time
-_TILE = plgpu.Layout.WGMMA
-_PER_ROW, _PER_KEY = _TILE.reduce(1), _TILE.reduce(0)
+TILE = plgpu.Layout.WGMMA
+PER_ROW, PER_KEY = TILE.reduce(1), TILE.reduce(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +113,9 @@ def interpret_params(interpret: bool) -> Any:
             f"the GPU kernels need jax 0.11, which needs Python 3.12; this is {jax.__version__}: "
             "update, or use `xla`"
         )
-    return plgpu.InterpretGPUParams(detect_races=True) if interpret else None
+    if not interpret:
+        return None
+    return plgpu.InterpretGPUParams(detect_races=True)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def walk_of(
@@ -261,10 +262,10 @@ def finish_block(walk: Walk, text: Text, ring: Ring, block: Block) -> None:
         @pl.loop(0, pieces // 2)
         def one(i: jax.Array) -> None:
             rows, lanes = _piece(walk, i, walk.H)
-            at = plgpu.broadcasted_iota(jnp.int32, (ROWS, _WIDE), 0, layout=_TILE) + rows.start
+            at = plgpu.broadcasted_iota(jnp.int32, (ROWS, _WIDE), 0, layout=TILE) + rows.start
             for part in range(walk.parts):
-                v_SH = _values(walk, ring, block, part)
-                x = plgpu.load(v_SH.at[rows, lanes], layout=_TILE)
+                v_SH = values_of(walk, ring, block, part)
+                x = load(v_SH.at[rows, lanes], layout=TILE)
                 v_SH[rows, lanes] = jnp.where(at < valid, x, jnp.zeros((), x.dtype))
 
     plgpu.commit_smem()
@@ -277,166 +278,27 @@ def _piece(walk: Walk, i: jax.Array, width: int) -> tuple[Any, Any]:
 
 
 def _convert(walk: Walk, ring: Ring, block: Block, piece: tuple[Any, Any]) -> None:
-    layout = _TILE if walk.dtype.itemsize > 1 else plgpu.Layout.WGMMA_UPCAST_2X
-    x = plgpu.load(ring.kv_DSJ.at[block.slot, *piece], layout=layout, optimized=False)
+    layout = TILE if walk.dtype.itemsize > 1 else plgpu.Layout.WGMMA_UPCAST_2X
+    x = load(ring.kv_DSJ.at[block.slot, *piece], layout=layout, optimized=False)
     if walk.dtype == jnp.float8_e4m3fn:
         x = x.astype(jnp.float32)  # Hopper has no way from there to bfloat16
     for part in range(walk.parts):
         rounded = x.astype(jnp.bfloat16)
-        _tile(walk, ring, block, part)[piece] = rounded
+        tile_of(walk, ring, block, part)[piece] = rounded
         if part + 1 < walk.parts:
             x -= rounded.astype(jnp.float32)
 
 
-class State(NamedTuple):
-    """The softmax so far, of each row (Milakov and Gimelshein 2018, arXiv 1805.02867)."""
-
-    o_RH: jax.Array  # not yet divided by the sum
-    top_R: jax.Array  # of the scores, times log2(e)
-    sum_R: jax.Array
-
-
-def empty(walk: Walk) -> State:
-    top_R = plgpu.layout_cast(jnp.full((ROWS,), MASKED, jnp.float32), _PER_ROW)
-    sum_R = plgpu.layout_cast(jnp.zeros((ROWS,), jnp.float32), _PER_ROW)
-    return State(zeros((ROWS, walk.H), jnp.float32), top_R, sum_R)
-
-
 def zeros(shape: tuple[int, int], dtype: jnp.dtype) -> jax.Array:
-    return plgpu.layout_cast(jnp.zeros(shape, dtype), _TILE)
+    return plgpu.layout_cast(jnp.zeros(shape, dtype), TILE)
 
 
-class Queries(NamedTuple):
-    """A warpgroup's rows: row r stands at position first + step(r)."""
-
-    q_XRH: Any
-    first: jax.Array
-    last: jax.Array
-    step: Callable[[jax.Array], jax.Array]
+def load(ref: Any, layout: Any, optimized: bool = True) -> jax.Array:
+    """Shared memory as an array of this layout; pyright may see an older jax, which has another."""
+    return plgpu.load(ref, layout=layout, optimized=optimized)  # pyright: ignore[reportCallIssue]
 
 
-def scores(
-    walk: Walk,
-    queries: Queries,
-    text: Text,
-    ring: Ring,
-    block: Block,
-    issued: Callable[[], None] = lambda: None,
-) -> jax.Array:
-    """Of 64 rows and a block of keys, times log2(e) over walk.factor, MASKED where a row must not
-    look. `issued` is called while the matrix unit works."""
-    shape, at = (ROWS, walk.block), block.index * walk.block
-
-    def product(out_RS: Any) -> jax.Array:
-        for i, j in _products(walk):
-            k_SH = _tile(walk, ring, block, j).at[:, pl.ds(0, walk.H)]
-            plgpu.wgmma(out_RS, queries.q_XRH.at[i], k_SH.transpose((1, 0)))
-        issued()
-        return out_RS[...]
-
-    s_RS = pl.run_scoped(product, plgpu.ACC(shape, jnp.float32))
-    if walk.softcap is not None:
-        factor = walk.scale / walk.softcap
-        s_RS *= _columns(_key_scales(ring, block, 0) * factor, shape) if walk.scaled else factor
-        s_RS = jnp.tanh(s_RS) * (walk.softcap * LOG2_E)
-    elif walk.scaled:
-        s_RS *= _columns(_key_scales(ring, block, 0) * (walk.scale * LOG2_E), shape)
-    some_hidden = (at + walk.block > queries.first + 1) | (at + walk.block > text.keys)
-    if walk.window is not None:
-        some_hidden |= at <= queries.last - walk.window
-
-    def mask(s_RS: jax.Array) -> jax.Array:
-        key = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=_TILE) + at
-        row = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=_TILE)
-        position = queries.first + queries.step(row)
-        seen = (key <= position) & (key < text.keys)
-        if walk.window is not None:
-            seen &= key > position - walk.window
-        return jnp.where(seen, s_RS, MASKED)
-
-    return lax.cond(some_hidden, mask, lambda s_RS: s_RS, s_RS)
-
-
-def softmax_step(walk: Walk, state: State, s_RS: jax.Array) -> tuple[jax.Array, jax.Array, State]:
-    """p_RS, what the sums so far shrink by, and the state without this block's values. A row that
-    has seen nothing yet sums garbage, which its first key shrinks to zero."""
-    top_R = jnp.maximum(state.top_R, s_RS.max(axis=1) * walk.factor)
-    shrink_R = jnp.exp2(state.top_R - top_R)
-    p_RS = jnp.exp2(s_RS * walk.factor - _rows(top_R, s_RS.shape))
-    return p_RS, shrink_R, State(state.o_RH, top_R, state.sum_R * shrink_R + p_RS.sum(axis=1))
-
-
-def add_values(
-    walk: Walk,
-    text: Text,
-    ring: Ring,
-    block: Block,
-    p_RS: jax.Array,
-    shrink_R: jax.Array,
-    state: State,
-    p_smem: Any,
-    issued: Callable[[], None] = lambda: None,
-) -> State:
-    """The state with p_RS times the block's values. `p_smem` is for interpret mode, which cannot
-    take a matrix from registers."""
-    if walk.scaled:
-        scale_S = _key_scales(ring, block, 1)
-        at_S = plgpu.broadcasted_iota(jnp.int32, scale_S.shape, 0, layout=_PER_KEY)
-        valid_S = at_S < text.keys - block.index * walk.block
-        p_RS *= _columns(jnp.where(valid_S, scale_S, 0.0), p_RS.shape)
-
-    def product(out_RH: Any) -> jax.Array:
-        rest_RS = p_RS
-        for i in range(walk.q_parts):
-            part_RS = rest_RS.astype(jnp.bfloat16)
-            rest_RS -= part_RS.astype(jnp.float32)
-            if walk.interpret:
-                p_smem[i] = part_RS
-                plgpu.commit_smem()
-                part_RS = p_smem.at[i]
-            for j in range(walk.parts):
-                if (i, j) in _products(walk):
-                    plgpu.wgmma(out_RH, part_RS, _values(walk, ring, block, j))
-            if i + 1 < walk.q_parts:
-                plgpu.wgmma_wait(0)  # this part's registers are free for the next
-        issued()
-        return out_RH[...]
-
-    pv_RH = pl.run_scoped(product, plgpu.ACC((ROWS, walk.H), jnp.float32))
-    return state._replace(o_RH=state.o_RH * _rows(shrink_R, pv_RH.shape) + pv_RH)
-
-
-def normalised(state: State) -> tuple[jax.Array, jax.Array]:
-    """o_RH and the log2 of each row's sum of exp2."""
-    sum_R = jnp.where(state.sum_R > 0, state.sum_R, 1.0)
-    return state.o_RH / _rows(sum_R, state.o_RH.shape), state.top_R + jnp.log2(sum_R)
-
-
-def o_type(walk: Walk, warpgroups: int) -> Any:
-    return matrix((warpgroups, ROWS, walk.H), walk.q_dtype) if walk.own_o else None
-
-
-def room_for_o(walk: Walk, q_smem: Any, o_smem: Any, ring: Ring, warpgroup: Any) -> Any:
-    """Where a warpgroup that has seen all its keys may put o."""
-    if walk.own_o:
-        return o_smem.at[warpgroup]
-    if walk.q_dtype == jnp.bfloat16:
-        return q_smem.at[warpgroup, 0]
-    return ring.kv_DSJ.at[0, :, pl.ds(0, walk.H)]
-
-
-def p_type(walk: Walk, warpgroups: int) -> Any:
-    if not walk.interpret:
-        return None
-    return matrix((warpgroups, walk.q_parts, ROWS, walk.block), jnp.bfloat16)
-
-
-def _products(walk: Walk) -> list[tuple[int, int]]:
-    """Pairs of parts of the left and the right operand: all whose product is not lost anyway."""
-    return [(i, j) for i in range(walk.q_parts) for j in range(walk.parts) if i + j < 3]
-
-
-def _tile(walk: Walk, ring: Ring, block: Block, part: int) -> Any:
+def tile_of(walk: Walk, ring: Ring, block: Block, part: int) -> Any:
     if walk.direct:
         return ring.kv_DSJ.at[block.slot]
     # The lone tile's index is 0, but the compiler must not know it: it would keep the addresses of
@@ -445,17 +307,9 @@ def _tile(walk: Walk, ring: Ring, block: Block, part: int) -> Any:
     return ring.tile_IXSJ.at[index, part]
 
 
-def _values(walk: Walk, ring: Ring, block: Block, part: int) -> Any:
-    return _tile(walk, ring, block, part).at[:, pl.ds(walk.H, walk.H)]
+def values_of(walk: Walk, ring: Ring, block: Block, part: int) -> Any:
+    return tile_of(walk, ring, block, part).at[:, pl.ds(walk.H, walk.H)]
 
 
-def _key_scales(ring: Ring, block: Block, which: int) -> jax.Array:
-    return plgpu.load(ring.scale_D2S.at[block.slot, which], layout=_PER_KEY, optimized=False)
-
-
-def _rows(x_R: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    return lax.broadcast_in_dim(x_R, shape, [0])
-
-
-def _columns(x_S: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    return lax.broadcast_in_dim(x_S, shape, [1])
+def key_scales(ring: Ring, block: Block, which: int) -> jax.Array:
+    return load(ring.scale_D2S.at[block.slot, which], layout=PER_KEY, optimized=False)

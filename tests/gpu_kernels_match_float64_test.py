@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,6 @@ from kernels_pallas.kv_pages.specs import TINY as MOVED
 from kernels_pallas.paged_attention import fused_paged_attention
 from kernels_pallas.paged_attention import gpu as decode
 from kernels_pallas.paged_attention.specs import TINY as DECODED
-from kernels_pallas.pages import Pages
 from kernels_pallas.prefill_attention import prefill_attention
 from kernels_pallas.prefill_attention.specs import TINY as PREFILLED
 from kernels_pallas.specs import Spec
@@ -24,8 +24,8 @@ needs_interpreter = pytest.mark.skipif(
     jax.__version_info__ < (0, 11), reason="jax interprets Mosaic GPU kernels from 0.11 on"
 )
 
+_F32: dict[str, Any] = {"dtype": "float32", "q_dtype": "float32"}
 # Texts of many blocks of 64 or 128 keys, so that every slot of the ring is used again.
-_F32 = {"dtype": "float32", "q_dtype": "float32"}
 LONG = (
     Spec(name="long", B=1, S=400, K=1, G=2, H=64, **_F32),
     Spec(name="long_bf16", B=1, S=900, K=1, G=2, H=64, page=128),
@@ -78,13 +78,13 @@ def test_text_in_two_pools_matches_float64():
     """All texts, some of which end before, go over to the second pool after two pages."""
     spec = Spec(name="two pools", B=4, T=3, S=96, K=2, G=2, H=64, **_F32)
     p = problem(spec)
-    second = np.ascontiguousarray(p.table_Bn[:, 2:])
+    q_BTNH, pages, table_Bn, start_B, length_B = jax.tree.map(jnp.asarray, p.arguments)
     got = fused_paged_attention(
-        p.q_BTNH,
-        (p.pages, p.pages),
-        (p.table_Bn, second),
-        p.start_B,
-        p.length_B,
+        q_BTNH,
+        (pages, pages),
+        (table_Bn, table_Bn[:, 2:]),
+        start_B,
+        length_B,
         split_B=jnp.full(spec.B, 2 * spec.page, jnp.int32),
         implementation="gpu_interpret",
     )
@@ -114,20 +114,18 @@ def test_long_prefill_matches_float64(spec):
 @pytest.mark.parametrize("spec", MOVED[1:4], ids=lambda spec: spec.name)
 def test_moved_bits_are_the_reference_s(spec):
     p = problem(spec)
-    layers = [Pages(*(None if x is None else jnp.asarray(x) for x in p.pages))] * 5
-    table_n = jnp.asarray(p.table_Bn[0])  # the longest row's: all its pages exist
-    new_BTKH = random_tokens(
-        np.random.default_rng(1), (spec.B, spec.T, spec.K, spec.H), spec.q_dtype
-    )
+    pages, *rows = jax.tree.map(jnp.asarray, p.arguments[1:])
+    layers = [pages] * 5
+    table_n = rows[0][0]  # the longest row's: all its pages exist
+    shape = (spec.B, spec.T, spec.K, spec.H)
+    new_BTKH = jnp.asarray(random_tokens(np.random.default_rng(1), shape, spec.q_dtype))
 
     def moved(implementation: str):
         piece = kv_pages.pack(layers, table_n, parts=2, implementation=implementation)
-        target = [Pages(*(None if x is None else x[::-1] for x in layer)) for layer in layers]
+        target = jax.tree.map(lambda x: x[::-1], layers)
         gone = table_n.at[0].set(10**6)
         unpacked = kv_pages.unpack(target, piece, gone, implementation=implementation)
-        appended = kv_pages.append(
-            layers[0], new_BTKH, -new_BTKH, *p.arguments[2:], implementation=implementation
-        )
+        appended = kv_pages.append(pages, new_BTKH, -new_BTKH, *rows, implementation=implementation)
         return piece, unpacked, appended
 
     for got, want in zip(*map(jax.tree.leaves, map(moved, ("gpu_interpret", "xla"))), strict=True):

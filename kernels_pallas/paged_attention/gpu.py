@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas import hopper
+from kernels_pallas import hopper_softmax as softmax
 from kernels_pallas.dispatch import UnsupportedError
 from kernels_pallas.paged_attention.ref import Partial
 from kernels_pallas.pages import Pages
@@ -109,12 +110,12 @@ def _kernel(walk, q_XBKRH, pages, table_Bn, position_B, keys_B, G, shares):
         for part in range(X):
             plgpu.copy_gmem_to_smem(q.at[part, b, k], q_smem.at[0, part, pl.ds(0, R)], arrived)
         plgpu.barrier_wait(arrived)
-        queries = hopper.Queries(
+        queries = softmax.Queries(
             q_smem.at[0], position[b], position[b] + (R - 1) // G, lambda row: lax.div(row, G)
         )
         state = _attend_share(walk, queries, text, ring, share, shares, p_smem)
-        o_RH, lse_R = hopper.normalised(state)
-        out = hopper.room_for_o(walk, q_smem, o_smem, ring, 0)
+        o_RH, lse_R = softmax.normalised(state)
+        out = softmax.room_for_o(walk, q_smem, o_smem, ring, 0)
         out[...] = o_RH.astype(walk.q_dtype)
         lse[b, k, share] = lse_R
         plgpu.commit_smem()
@@ -129,8 +130,8 @@ def _kernel(walk, q_XBKRH, pages, table_Bn, position_B, keys_B, G, shares):
         ),
         scratch_types=(
             hopper.matrix((1, X, hopper.ROWS, H), jnp.bfloat16),
-            hopper.o_type(walk, 1),
-            hopper.p_type(walk, 1),
+            softmax.o_type(walk, 1),
+            softmax.p_type(walk, 1),
             hopper.ring_types(walk),
             plgpu.Barrier(num_arrivals=X),
         ),
@@ -143,7 +144,7 @@ def _kernel(walk, q_XBKRH, pages, table_Bn, position_B, keys_B, G, shares):
     )(table_Bn, position_B, keys_B, q_XBKRH, *pages)
 
 
-def _attend_share(walk, queries, text, ring, share, shares, p_smem) -> hopper.State:
+def _attend_share(walk, queries, text, ring, share, shares, p_smem) -> softmax.State:
     """The walk over one share of the blocks that the queries see."""
     first = 0
     if walk.window is not None:
@@ -158,12 +159,12 @@ def _attend_share(walk, queries, text, ring, share, shares, p_smem) -> hopper.St
         def _() -> None:
             hopper.start_block(walk, text, ring, hopper.Block(index, slot))
 
-    def step(index: jax.Array, state: hopper.State) -> hopper.State:
+    def step(index: jax.Array, state: softmax.State) -> softmax.State:
         block = hopper.Block(index, lax.rem(index - begin, walk.depth))
         hopper.finish_block(walk, text, ring, block)
-        s_RS = hopper.scores(walk, queries, text, ring, block)
-        p_RS, shrink_R, state = hopper.softmax_step(walk, state, s_RS)
-        state = hopper.add_values(
+        s_RS = softmax.scores(walk, queries, text, ring, block)
+        p_RS, shrink_R, state = softmax.softmax_step(walk, state, s_RS)
+        state = softmax.add_values(
             walk, text, ring, block, p_RS, shrink_R, state, p_smem and p_smem.at[0]
         )
         start(index + walk.depth, block.slot)
@@ -171,4 +172,4 @@ def _attend_share(walk, queries, text, ring, share, shares, p_smem) -> hopper.St
 
     for slot in range(walk.depth):
         start(begin + slot, slot)
-    return lax.fori_loop(begin, end, step, hopper.empty(walk))
+    return lax.fori_loop(begin, end, step, softmax.empty(walk))

@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas import hopper
+from kernels_pallas import hopper_softmax as softmax
 from kernels_pallas.hopper import ROWS
 from kernels_pallas.pages import Pages
 
@@ -88,10 +89,12 @@ def _kernel(walk, q_XCTNH, pages, table_Cn, start_C, length_C, *, heads, attendi
                 )
             plgpu.barrier_wait(sync.arrived_W.at[warpgroup])
             first = start[c] + mine
-            queries = hopper.Queries(q_smem.at[warpgroup], first, first + ROWS - 1, lambda row: row)
+            queries = softmax.Queries(
+                q_smem.at[warpgroup], first, first + ROWS - 1, lambda row: row
+            )
             state = _attend(walk, queries, text, ring, sync, walked, p_smem, warpgroup)
-            out = hopper.room_for_o(walk, q_smem, o_smem, ring, warpgroup)
-            out[...] = hopper.normalised(state)[0].astype(walk.q_dtype)
+            out = softmax.room_for_o(walk, q_smem, o_smem, ring, warpgroup)
+            out[...] = softmax.normalised(state)[0].astype(walk.q_dtype)
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(out, o.at[c, there, head])
             plgpu.wait_smem_to_gmem(0)
@@ -106,8 +109,8 @@ def _kernel(walk, q_XCTNH, pages, table_Cn, start_C, length_C, *, heads, attendi
         out_type=jax.ShapeDtypeStruct((C, T, N, H), walk.q_dtype),
         scratch_types=(
             hopper.matrix((attending, X, ROWS, H), jnp.bfloat16),
-            hopper.o_type(walk, attending),
-            hopper.p_type(walk, attending),
+            softmax.o_type(walk, attending),
+            softmax.p_type(walk, attending),
             hopper.ring_types(walk),
             Sync(
                 plgpu.Barrier(num_arrivals=X, num_barriers=attending),
@@ -174,7 +177,7 @@ def _copy(walk, text, ring, sync, walked) -> None:
         plgpu.barrier_wait(sync.free_D.at[block_at(index).slot])
 
 
-def _attend(walk, queries, text, ring, sync, walked, p_smem, warpgroup) -> hopper.State:
+def _attend(walk, queries, text, ring, sync, walked, p_smem, warpgroup) -> softmax.State:
     begin, end = walked
 
     def swap() -> None:
@@ -182,18 +185,18 @@ def _attend(walk, queries, text, ring, sync, walked, p_smem, warpgroup) -> hoppe
         plgpu.barrier_arrive(sync.turn)
         plgpu.barrier_wait(sync.turn)
 
-    def step(index: jax.Array, state: hopper.State) -> hopper.State:
+    def step(index: jax.Array, state: softmax.State) -> softmax.State:
         block = hopper.Block(index, lax.rem(index - begin, walk.depth))
         plgpu.barrier_wait(sync.ready_D.at[block.slot])
-        s_RS = hopper.scores(walk, queries, text, ring, block, issued=swap)
-        p_RS, shrink_R, state = hopper.softmax_step(walk, state, s_RS)
+        s_RS = softmax.scores(walk, queries, text, ring, block, issued=swap)
+        p_RS, shrink_R, state = softmax.softmax_step(walk, state, s_RS)
         swap()
         mine = p_smem and p_smem.at[warpgroup]
-        state = hopper.add_values(walk, text, ring, block, p_RS, shrink_R, state, mine)
+        state = softmax.add_values(walk, text, ring, block, p_RS, shrink_R, state, mine)
         plgpu.barrier_arrive(sync.free_D.at[block.slot])
         return state
 
     pl.when(warpgroup == 1)(swap)
-    state = lax.fori_loop(begin, end, step, hopper.empty(walk))
+    state = lax.fori_loop(begin, end, step, softmax.empty(walk))
     pl.when(warpgroup == 0)(swap)
     return state
