@@ -13,15 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from absl import flags
-
-from experiments.bench_common import Row, report
+from experiments.bench_common import JSON, Row, report
 from experiments.flags import run
 from pdjax.core.config import Cache
 from pdjax.core.ledger import Ledger
 from pdjax.core.prefix import hash_blocks
-
-JSON = flags.DEFINE_string("json", None, "Where to write the rows.")
 
 PAGES, PAGE = 8192, 16
 CLASSES = (16, 64, 256)

@@ -7,8 +7,11 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from absl import flags
 from rich.console import Console
 from rich.table import Table
+
+JSON = flags.DEFINE_string("json", None, "Where to write the rows.")
 
 
 class Row(NamedTuple):

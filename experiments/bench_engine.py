@@ -20,7 +20,7 @@ import numpy as np
 from absl import flags
 from tqdm import tqdm
 
-from experiments.bench_common import Row, report, seconds
+from experiments.bench_common import JSON, Row, report, seconds
 from experiments.flags import run, setup_devices
 from pdjax.architecture import Architecture
 from pdjax.core.config import SLO, Config, Model, Pool, Role, Transfer
@@ -36,7 +36,6 @@ from pdjax.workload import Source
 BATCHES = flags.DEFINE_list("batches", ["1", "8", "32"], "Batch sizes.")
 PROMPTS = flags.DEFINE_list("prompts", ["128", "512", "2048"], "Prompt lengths, in tokens.")
 DECODES = flags.DEFINE_integer("decodes", 20, "Decode steps that are timed.")
-JSON = flags.DEFINE_string("json", None, "Where to write the rows.")
 
 BUDGET = 2048  # prompt tokens per prefill step
 PAGE = 16  # tokens per page

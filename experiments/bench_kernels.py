@@ -24,7 +24,7 @@ import jax
 from absl import flags
 from tqdm import tqdm
 
-from experiments.bench_common import Row, report
+from experiments.bench_common import JSON, Row, report
 from experiments.flags import run
 from kernels_pallas import aot_gpu, aot_tpu, cases
 from kernels_pallas.specs import Spec
@@ -34,7 +34,6 @@ AOT = flags.DEFINE_boolean("aot", False, "Compile for chips that are not there."
 DEVICE = flags.DEFINE_boolean("device", False, "Time on the device that is here.")
 CHIPS = flags.DEFINE_list("chips", [*aot_tpu.CHIPS, *aot_gpu.CHIPS], "Chips to compile for.")
 MATCH = flags.DEFINE_string("match", "", "Only shapes with names that this expression matches.")
-JSON = flags.DEFINE_string("json", None, "Where to write the rows.")
 
 
 def main() -> None:

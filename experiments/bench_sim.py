@@ -21,7 +21,7 @@ from typing import NamedTuple
 from absl import flags, logging
 from msgspec.structs import replace
 
-from experiments.bench_common import Row, report
+from experiments.bench_common import JSON, Row, report
 from experiments.flags import run
 from pdjax.core.config import (
     Arrivals,
@@ -45,7 +45,6 @@ from pdjax.sim import simulate
 from pdjax.traces import BLOCK, read_mooncake
 from pdjax.workload import make_source
 
-JSON = flags.DEFINE_string("json", None, "Where to write the rows.")
 TRACES = flags.DEFINE_string("traces", "../shared/traces", "Folder of published traces.")
 REQUESTS = flags.DEFINE_integer("requests", 1_000_000, "Synthetic requests on 64 + 64.", 1)
 

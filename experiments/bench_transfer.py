@@ -27,7 +27,7 @@ from jax.sharding import Mesh
 from tqdm import tqdm
 
 from experiments import bench_blocks
-from experiments.bench_common import Row, report
+from experiments.bench_common import JSON, Row, report
 from experiments.flags import run, setup_devices
 from pdjax.core.config import SLO, Clock, Config, Link, Model, Pool, Role, Transfer
 from pdjax.core.loop import serve
@@ -45,7 +45,6 @@ from pdjax.workload import Source
 
 TOKENS = flags.DEFINE_integer("tokens", 4096, "Tokens of the request whose KV is moved.")
 TURNS = flags.DEFINE_integer("turns", 30, "How often each transport takes its turn.")
-JSON = bench_blocks.JSON  # the same flag
 flags.declare_key_flag("json")
 
 LAYERS, K, H = 8, 4, 64  # float32: 16 KiB per token
