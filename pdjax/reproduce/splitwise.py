@@ -1,0 +1,311 @@
+"""Splitwise (Patel et al., ISCA 2024): clusters of equal power and of equal cost.
+
+Step times are the authors' measurements. `Mode` says how they are read, and how fast KV crosses.
+"""
+
+import functools
+import warnings
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from pdjax.catalogue import model
+from pdjax.core.config import Config, Link, Model, Pool, Role, Routing, Transfer
+from pdjax.cost import Cost
+from pdjax.costs.batch import send_bytes_of
+from pdjax.costs.placement import per_role
+from pdjax.costs.splitwise import Measured, as_simulated, read, splitwise
+from pdjax.metrics import GROWTH, growth_of, outcomes
+from pdjax.report_style import PLACEMENT_COLOURS, WIDTH
+from pdjax.reproduce.result import Reproduction, Row, beside, drawn, judged, trace_file
+from pdjax.reproduce.served import Draw, poisson
+from pdjax.sim import simulate
+from pdjax.traces import read_azure
+
+MODEL, TP = "llama2-70b", 8
+Mode = Literal["as measured", "as simulated"]
+"""`as measured`: every measured point exactly; KV crosses in four layer groups at 200 Gb/s, the
+paper's InfiniBand. `as simulated`: as the authors' simulator does it: a decode batch is looked up
+by its number of requests on an axis of tokens, and the link's 200 are GiB/s."""
+LINKS: Mapping[Mode, Link] = {
+    "as measured": Link(bytes_per_s=200e9 / 8),
+    "as simulated": Link(bytes_per_s=200 * 2**30),
+}
+
+SLOWDOWNS: Mapping[str, Mapping[int, float]] = {
+    "TTFT": {50: 2.0, 90: 3.0, 99: 6.0},
+    "TBT": {50: 1.25, 90: 1.5, 99: 5.0},
+    "E2E": {50: 1.25, 90: 1.5, 99: 5.0},
+}
+"""Percentile -> most times as long as the same request takes alone on a DGX-A100 (table 6)."""
+SCALE = 5
+"""Clusters are a fifth of the published ones, and so are rates; what is shown is times five."""
+
+Machines = tuple[str, int]
+A100, H100, CAPPED = "a100-80gb", "h100-80gb", "h100-80gb-pcap"
+
+
+class Cluster(NamedTuple):
+    """Machines of eight GPUs that do prompts, and those that do tokens; `both` where none do."""
+
+    prompt: Machines
+    token: Machines | None = None
+
+    def __str__(self) -> str:
+        parts = [f"{self.prompt[1]} {self.prompt[0]}"]
+        if self.token:
+            parts.append(f"{self.token[1]} {self.token[0]}")
+        return " + ".join(parts)
+
+
+Design = tuple[Cluster, ...]
+"""Candidates, of which the best counts."""
+
+ISO_POWER: Mapping[str, Design] = {
+    "Baseline-A100": (Cluster((A100, 14)),),
+    "Baseline-H100": (Cluster((H100, 8)),),
+    "Splitwise-AA": (Cluster((A100, 9), (A100, 5)),),
+    "Splitwise-HH": (Cluster((H100, 5), (H100, 3)),),
+    "Splitwise-HA": (Cluster((H100, 5), (A100, 5)),),
+    "Splitwise-HHcap": (Cluster((H100, 5), (CAPPED, 4)),),
+}
+"""A fifth of 70 A100; 40 H100; 45+25; 25+15; 25+26; 25+21 (splitwise-sim, commit 8f99e7d)."""
+ISO_COST: Mapping[str, Design] = {
+    "Baseline-A100": (Cluster((A100, 17)),),
+    "Baseline-H100": (Cluster((H100, 8)),),
+    "Splitwise-AA": tuple(Cluster((A100, 17 - n), (A100, n)) for n in (5, 6, 8)),
+    "Splitwise-HH": tuple(Cluster((H100, 8 - n), (H100, n)) for n in (2, 3)),
+    "Splitwise-HA": tuple(Cluster((H100, n), (A100, int(4.76 * (8 - n) / 2.21))) for n in (4, 5)),
+    "Splitwise-HHcap": tuple(Cluster((H100, 8 - n), (CAPPED, n)) for n in (2, 3)),
+}
+"""A fifth of 86 A100 and 40 H100, and splits of the same cost (an H100 machine costs 4.76 where one
+of A100 costs 2.21); the authors sweep the split, too."""
+RATES = tuple(range(10, 81, 2))
+"""Requests/s of a fifth of a cluster: the published 50 to 250, and more."""
+
+
+# --- serving -----------------------------------------------------------------------------------
+
+
+@functools.cache
+def measured(name: str) -> Measured:
+    return read(trace_file("splitwise-sim/perf_model.csv"), MODEL, name, TP)
+
+
+def independent(trace: str) -> Draw:
+    """Prompts and outputs of an Azure trace, each drawn by itself, as the authors do it."""
+    path = trace_file(f"azure2023/AzureLLMInferenceTrace_{trace}.csv")
+    rows = [row for row in read_azure(path) if row.output_len]
+    prompts = np.array([row.prompt_len for row in rows])
+    outputs = np.array([row.output_len for row in rows])
+    return lambda rng, n: np.stack([rng.choice(prompts, n), rng.choice(outputs, n)], axis=1)
+
+
+DOES: Mapping[str, Literal["prefill", "decode", "both"]] = {
+    "prompt": "prefill",
+    "token": "decode",
+    "both": "both",
+}
+
+
+def _server(cluster: Cluster, mode: Mode) -> tuple[Config, Cost]:
+    """Machines as in the paper: batches of 2048 prompt tokens, 512 requests, decodes beside prompts
+    where both are done; the shortest queue of tokens on both sides; a token machine takes
+    prompts while every prompt machine has more than 8192 tokens before it (the mixed pool)."""
+    link, send_bytes = LINKS[mode], send_bytes_of(model(MODEL))
+    parts = {"prompt": cluster.prompt, "token": cluster.token}
+    if cluster.token is None:
+        parts = {"both": cluster.prompt}
+    roles, costs = {}, {}
+    for name, part in parts.items():
+        assert part is not None
+        chip, count = part
+        roles[name] = Role(
+            does=DOES[name],
+            instances=count, tp=TP, pool=Pool(tokens=1_500_000, page_size=256),
+            chunk=2048, prefills=512, slots=512, mixed=name == "both",
+        )  # fmt: skip
+        cost_of = splitwise if mode == "as measured" else as_simulated
+        costs[name] = cost_of(measured(chip), link, send_bytes)
+    config = Config(
+        placements={"it": roles},
+        model=Model(context=32_768),
+        transfer=Transfer(
+            schedule="layerwise" if mode == "as measured" else "whole",
+            groups=4 if mode == "as measured" else 1,
+            link=link,
+        ),
+        routing=Routing(
+            prefill="fewest_tokens",
+            decode="fewest_tokens",
+            overflow_above=8192 if cluster.token else 0,
+        ),
+    )
+    return config, per_role(costs, link)
+
+
+def slowdowns(
+    cluster: Cluster, draw: Draw, rate: float, n: int, mode: Mode, seed: int = 0
+) -> tuple[dict[str, np.ndarray], bool]:
+    """(how many times as long as alone each request took, whether the queue grew)."""
+    config, cost = _server(cluster, mode)
+    source = poisson(draw, n, rate, seed)
+    ends = outcomes(simulate(config, "it", source, cost))
+    order = np.argsort(ends.arrival_s)  # ids ascend with arrivals
+    alone = measured(A100)
+    prompt = np.array([alone.prompt_alone.at(r.prompt_len) for r in source.requests])
+    token = np.array([alone.token_alone.at(r.prompt_len) for r in source.requests])
+    more = np.array([r.max_tokens - 1 for r in source.requests])
+    ttft, tpot = ends.ttft_s[order], ends.tpot_s[order]
+    took = {
+        "TTFT": ttft / prompt,
+        "TBT": (tpot / token)[more > 0],
+        "E2E": (ttft + np.nan_to_num(tpot) * more) / (prompt + token * more),
+    }
+    growth = growth_of(ends.arrival_s, ends.ended_s)
+    return took, growth.per_s > GROWTH * rate
+
+
+def misses(took: Mapping[str, np.ndarray]) -> str:
+    """The first percentile that is over its limit, or nothing."""
+    for name, limits in SLOWDOWNS.items():
+        for percent, limit in limits.items():
+            if not np.percentile(took[name], percent) <= limit:
+                return f"{name} p{percent}"
+    return ""
+
+
+class Best(NamedTuple):
+    """The highest rate within all nine limits (0: none), by which cluster, and what ends it."""
+
+    rate: float
+    cluster: Cluster
+    why: str
+
+
+def highest(design: Design, draw: Draw, n: int, mode: Mode, rates: Sequence[float] = RATES) -> Best:
+    """Of the best candidate, by bisection over `rates`."""
+    return max((_highest(cluster, draw, n, mode, rates) for cluster in design), key=lambda b: b[0])
+
+
+def _highest(cluster: Cluster, draw: Draw, n: int, mode: Mode, rates: Sequence[float]) -> Best:
+    why: dict[float, str] = {}
+
+    def fails(rate: float) -> bool:
+        took, growing = slowdowns(cluster, draw, rate, n, mode)
+        why[rate] = misses(took) or ("the queue grows" if growing else "")
+        return bool(why[rate])
+
+    i = bisect_left(rates, True, key=fails)
+    ended = why[rates[i]] if i < len(rates) else f"beyond {SCALE * rates[-1]:g}/s"
+    return Best(rates[i - 1] if i else 0.0, cluster, ended)
+
+
+# --- figures -----------------------------------------------------------------------------------
+
+Found = dict[tuple[str, Mode], dict[str, Best]]
+"""(trace, mode) -> design -> its highest rate."""
+RUNS: tuple[tuple[str, Mode], ...] = (
+    ("conv", "as measured"),
+    ("conv", "as simulated"),
+    ("code", "as measured"),
+)
+SOURCE = "Splitwise, ISCA 2024, abstract and section 6"
+NEAR = 1.5
+"""A ratio is of the published order where neither is more than so many times the other."""
+
+
+def iso_power(n: int = 2000, runs: Sequence[tuple[str, Mode]] = RUNS) -> Reproduction:
+    """Throughput within the SLO of clusters that draw the power of 40 DGX-H100."""
+    return _bars("power", ISO_POWER, n, runs, 2.35)
+
+
+def iso_cost(n: int = 2000, runs: Sequence[tuple[str, Mode]] = RUNS[:2]) -> Reproduction:
+    """The same of clusters that cost what 40 DGX-H100 do."""
+    return _bars("cost", ISO_COST, n, runs, None)
+
+
+def _bars(
+    equal: str,
+    designs: Mapping[str, Design],
+    n: int,
+    runs: Sequence[tuple[str, Mode]],
+    published: float | None,
+) -> Reproduction:
+    found: Found = {}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for trace, mode in runs:
+            draw = independent(trace)
+            found[trace, mode] = {
+                name: highest(design, draw, n, mode) for name, design in designs.items()
+            }
+    rows: list[Row] = []
+    for (trace, mode), best in found.items():
+        rows += _rows(f"{trace}, {mode}", equal, best, published)
+    return Reproduction(
+        title=f"Splitwise at equal {equal}: requests/s within nine limits on slow-down",
+        rows=tuple(rows),
+        figure=drawn(lambda: _draw(found)),
+        caption="Highest rate at which TTFT, TBT and E2E are within their limits at the median, "
+        "p90 and p99. `as simulated` reads the same table as the authors' simulator does.",
+        notes=(
+            "Prompts and outputs are drawn independently of each other, as published. Clusters "
+            f"and rates are a fifth of the published ones ({n:,} requests per rate, one seed, "
+            "steps of 10/s of a whole cluster); smaller ones even out less: rates are low bounds.",
+            "Prompts longer than 2048 tokens are computed in chunks, which splitwise-sim does "
+            "not do; decodes beside a prompt count as tokens of it.",
+            "The limits and clusters are from splitwise-sim; the table is llama2-70b, tp 8.",
+            *sorted({f"Outside the table: {warning.message}" for warning in told}),
+        ),
+    )
+
+
+def _rows(where: str, equal: str, best: Mapping[str, Best], published: float | None) -> list[Row]:
+    unit = "requests/s"
+    rows = [
+        beside(
+            f"{where}: {name}, ended by {at.why}", "curve only", SCALE * at.rate,
+            source=f"{SOURCE}; a fifth of it: {at.cluster}", unit=unit,
+        )
+        for name, at in best.items()
+    ]  # fmt: skip
+    split = {name: at for name, at in best.items() if name.startswith("Splitwise")}
+    top = max(split, key=lambda name: split[name].rate)
+    for baseline, name in (
+        ("Baseline-A100", "Splitwise-AA"),
+        ("Baseline-H100", "Splitwise-HH"),
+        ("Baseline-H100", "Splitwise-HHcap"),
+    ):
+        rows.append(
+            judged(
+                f"{where}: {name} over {baseline}", "above 1",
+                best[name].rate / best[baseline].rate if best[baseline].rate else "baseline: none",
+                best[name].rate > best[baseline].rate,
+                criterion=f"above, at equal {equal}", source=SOURCE,
+            )
+        )  # fmt: skip
+    base = best["Baseline-A100"].rate
+    ratio = best[top].rate / base if base else float("inf")
+    what = f"{where}: {top} (the best) over Baseline-A100"
+    if published is None:
+        return [*rows, beside(what, "not given", ratio, source=SOURCE)]
+    holds = published / NEAR <= ratio <= published * NEAR
+    criterion = f"within a factor of {NEAR:g}"
+    return [*rows, judged(what, published, ratio, holds, criterion=criterion, source=SOURCE)]
+
+
+def _draw(found: Found) -> Figure:
+    figure = Figure(figsize=(WIDTH, 3.2))
+    panels = figure.subplots(1, len(found), squeeze=False, sharey=True)[0]
+    for axes, ((trace, mode), best) in zip(panels, found.items(), strict=True):
+        split = ["Splitwise" in name for name in best]
+        colours = [PLACEMENT_COLOURS[0] if ours else "#999999" for ours in split]
+        axes.bar(range(len(best)), [SCALE * at.rate for at in best.values()], color=colours)
+        axes.set_xticks(range(len(best)), list(best), rotation=35, ha="right")
+        axes.set_title(f"{trace}, {mode}")
+    panels[0].set_ylabel("requests/s within the SLO")
+    return figure
