@@ -121,7 +121,7 @@ def test_gpus_are_the_published_ones():
     assert [panel.baseline.gpus for panel in panels] == [1, 4, 4, 4]
 
 
-PREFILL = Case(  # a queue before an instance that takes 89 ms: 3.7 requests/s per GPU at most
+PREFILL = Case(  # 74 ms each in large batches, so 4.5 requests/s per GPU at most
     "prefill", "opt-13b", resampled([(1000, 2)]), SLO(0.25, 1.0, 0.9), (1.0, 2.0, 3.0, 4.0, 5.0), 0
 )
 
@@ -136,7 +136,7 @@ def test_crossings_of_fewer_requests_scatter_more():
 
 def test_fewer_requests_flatter_a_server_whose_queue_grows():
     few, many = (
-        np.mean([attained(PREFILL, OPT_13B.ours, 4.5, n, seed) for seed in range(4)])
+        np.mean([attained(PREFILL, OPT_13B.ours, 6.0, n, seed) for seed in range(4)])
         for n in (25, 200)
     )
     assert few > many + 0.1
