@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas.pages import QUANTISED, Pages
+from kernels_pallas.pages import QUANTISED, Pages, empty
 
 POOL_BYTES = 2**30  # the most that a spec's pool takes; longer texts share pages
 
@@ -50,11 +50,7 @@ class Spec:
 
     def pages(self) -> Pages:
         """Abstract: shapes and dtypes."""
-        kv = jax.ShapeDtypeStruct((self.P, self.K, self.page, 2 * self.H), jnp.dtype(self.dtype))
-        if self.dtype not in QUANTISED:
-            return Pages(kv)
-        scale = jax.ShapeDtypeStruct((self.P, 1, self.K * 2 * self.page), jnp.float32)
-        return Pages(kv, scale)
+        return jax.eval_shape(lambda: empty(self.P, self.K, self.page, self.H, self.dtype))
 
     def rows(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
         """Abstract table_Bn, start_B, length_B."""

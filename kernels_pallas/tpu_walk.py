@@ -153,7 +153,7 @@ def walk(
     """o_WVCRH and, if partial, lse_WVCRH, all lanes the same; each of W cores has a part. Otherwise
     W is 1. Rows without keys give zeros and MASKED."""
     bound_X, row_I, offset_V, visited_WV = _list(plan, rows)
-    pages = Pages(*(None if x is None else compat.stays_in_hbm(x, interpret) for x in pages))
+    pages = jax.tree.map(lambda x: compat.stays_in_hbm(x, interpret), pages)
     operands = (bound_X, row_I, offset_V, *rows, table_Bn.reshape(-1), q_VCRH, *pages)
     out = _call(plan, arithmetic, q_VCRH, pages, interpret)(*operands)
     seen_WV111 = visited_WV[..., None, None, None]

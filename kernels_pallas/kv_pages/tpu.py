@@ -91,7 +91,8 @@ def _move(table_n, P: int, pools, piece, moved, direction: Callable[..., Any]) -
                 for r in range(R):
                     page = pool.at[table_n[i], r * heads : (r + 1) * heads]
                     place = piece.at[r, layer, :, pl.ds(pl.multiple_of(i * p, p), p)]
-                    getattr(pltpu.make_async_copy(*direction(page, place), moved), do)()
+                    source, target = direction(page, place)
+                    getattr(pltpu.make_async_copy(source, target, moved), do)()
 
     def step(i, _):
         pl.when(i < n)(lambda: copies(i, "start"))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kernels_pallas import dispatch
 from kernels_pallas.paged_attention import ref
@@ -111,7 +112,7 @@ def _pools(
     run: int | Sequence[int],
 ) -> tuple[list[Pages], list[jax.Array], list[int]]:
     pools = [pages] if isinstance(pages, Pages) else list(pages)
-    tables = list(table_Bn) if isinstance(table_Bn, list | tuple) else [table_Bn]
+    tables = [table_Bn] if isinstance(table_Bn, jax.Array | np.ndarray) else list(table_Bn)
     runs = [run] * len(pools) if isinstance(run, int) else list(run)
     check(pools)
     if not (1 <= len(pools) <= 2 and len(pools) == len(tables) == len(runs)):

@@ -53,7 +53,8 @@ def paged_attention(
         k_PpKH, v_PpKH = (pool.reshape(P, page, K * H) for pool in (k_PpKH, v_PpKH))
 
     def read_pages(page_ids_n):
-        return tuple(pool.at[page_ids_n].get(mode="clip") for pool in (k_PpKH, v_PpKH))
+        k, v = (pool.at[page_ids_n].get(mode="clip") for pool in (k_PpKH, v_PpKH))
+        return k, v
 
     text = Text(read_pages, page, K, window, None)
     keys_B = jnp.where(length_B > 0, start_B + length_B, 0)

@@ -1,10 +1,11 @@
 """Named shapes: tiny ones for tests, real ones for compilers and benchmarks."""
 
 from itertools import product
+from typing import Any
 
 from kernels_pallas.specs import Spec
 
-_F32 = {"dtype": "float32", "q_dtype": "float32"}
+_F32: dict[str, Any] = {"dtype": "float32", "q_dtype": "float32"}
 
 TINY = (
     Spec(name="f32", B=4, T=32, S=144, K=2, G=2, H=64, **_F32),
