@@ -324,6 +324,13 @@ def figure_11(
             (order[2], order[3], ">=", found[order[2]] >= found[order[3]]),
         )
     ]  # fmt: skip
+    rows.append(
+        judged(
+            "vLLM++ against vLLM", "overlap", f"{found['vLLM++']:.3g} and {found['vLLM']:.3g}",
+            abs(found["vLLM++"] - found["vLLM"]) <= WITHIN["vLLM"] * found["vLLM++"],
+            criterion="rates within 20 %", source=f"{source} (title)", unit="requests/s per GPU",
+        )
+    )  # fmt: skip
     rows += [
         beside(f"{name}: placement", "not given", _told(best[name]), source=source)
         for name in order
@@ -375,7 +382,7 @@ def _told(deployment: Deployment) -> str:
 
 
 def _draw_11(case: Case, curves: Mapping[str, Sequence[float]]) -> Figure:
-    figure = Figure(figsize=(WIDTH * 0.6, 3.4))
+    figure = Figure(figsize=(WIDTH, 3.6))
     axes = figure.subplots()
     for i, (name, shares) in enumerate(curves.items()):
         axes.plot(
