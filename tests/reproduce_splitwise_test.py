@@ -90,4 +90,4 @@ def test_the_reproduction_compares_every_design(monkeypatch):
     found = iso_power(n=100, runs=(("code", "as measured"),))
     assert found.figure.startswith("<svg")
     assert sum(bool(row.verdict) for row in found.rows) == 4
-    assert len(found.rows) == 4 + len(ISO_POWER)
+    assert len(found.rows) == 4 + len(ISO_POWER) + 1

@@ -4,6 +4,7 @@ Step times are the authors' measurements. `Mode` says how they are read, and how
 """
 
 import functools
+import re
 import warnings
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -259,7 +260,8 @@ def _bars(
             "Prompts longer than 2048 tokens are computed in chunks, which splitwise-sim does "
             "not do; decodes beside a prompt count as tokens of it.",
             "The limits and clusters are from splitwise-sim; the table is llama2-70b, tp 8.",
-            *sorted({f"Outside the table: {warning.message}" for warning in told}),
+            "Chips differ as much as designs: see Baseline-H100 over Baseline-A100.",
+            f"In some steps beyond what was measured, and extrapolated: {_quantities(told)}.",
         ),
     )
 
@@ -283,19 +285,31 @@ def _rows(where: str, equal: str, best: Mapping[str, Best], published: float | N
         rows.append(
             judged(
                 f"{where}: {name} over {baseline}", "above 1",
-                best[name].rate / best[baseline].rate if best[baseline].rate else "baseline: none",
+                _times(best[name], best[baseline]),
                 best[name].rate > best[baseline].rate,
                 criterion=f"above, at equal {equal}", source=SOURCE,
             )
         )  # fmt: skip
-    base = best["Baseline-A100"].rate
-    ratio = best[top].rate / base if base else float("inf")
+    a100, h100 = best["Baseline-A100"], best["Baseline-H100"]
+    what = f"{where}: Baseline-H100 over Baseline-A100"
+    rows.append(beside(what, "not given", _times(h100, a100), source=SOURCE))
+    ratio = _times(best[top], a100)
     what = f"{where}: {top} (the best) over Baseline-A100"
     if published is None:
         return [*rows, beside(what, "not given", ratio, source=SOURCE)]
-    holds = published / NEAR <= ratio <= published * NEAR
+    holds = isinstance(ratio, float) and published / NEAR <= ratio <= published * NEAR
     criterion = f"within a factor of {NEAR:g}"
     return [*rows, judged(what, published, ratio, holds, criterion=criterion, source=SOURCE)]
+
+
+def _times(one: Best, other: Best) -> float | str:
+    return one.rate / other.rate if other.rate else "the latter has none"
+
+
+def _quantities(told: Sequence[warnings.WarningMessage]) -> str:
+    """What the warnings of pdjax.costs.domain are about."""
+    found = (re.search(r"asked for \S+ (.+?);", str(warning.message)) for warning in told)
+    return ", ".join(sorted({match[1] for match in found if match})) or "nothing"
 
 
 def _draw(found: Found) -> Figure:
