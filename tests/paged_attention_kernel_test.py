@@ -91,7 +91,11 @@ def test_text_in_two_pools_matches_text_in_one(implementation, page):
 
 @pytest.mark.parametrize(
     ("sizes", "message"),
-    [({"H": 24}, "H = 24 with pages of J = 48"), ({"page": 12}, "page size 12: the TPU kernel")],
+    [
+        ({"H": 24}, "H = 24 with pages of J = 48"),
+        ({"page": 12}, "page size 12: the TPU kernel"),
+        ({"T": 96}, "192 rows; the TPU"),
+    ],
 )
 def test_named_implementation_declines_in_one_line(sizes, message):
     p = problem(dataclasses.replace(TINY[0], **sizes))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from kernels_pallas import compat, tpu_walk
+from kernels_pallas.dispatch import UnsupportedError
 from kernels_pallas.paged_attention.ref import Partial, combine
 from kernels_pallas.pages import Pages
 from kernels_pallas.tpu_step import ARITHMETIC
@@ -14,6 +15,7 @@ from kernels_pallas.tpu_walk import LANES, LOG2E, Plan, Rows
 
 # Tokens times kv heads of a step: enough for long copies, and still short code.
 STEP = 4096
+ROWS = 128  # queries of a kv head: the code has a copy for each pack, not a loop
 
 
 def partial_attention(
@@ -53,6 +55,11 @@ def _plan(q_BTNH, pages: Pages, table_Bn, window, softcap, run: int) -> Plan:
     B, T, N, H = q_BTNH.shape
     _, K, p, _ = pages.kv_PKpJ.shape
     G, n = N // K, table_Bn.shape[1]
+    if G * T > ROWS:
+        raise UnsupportedError(
+            f"{T} tokens of {G} query heads per kv head make {G * T} rows; the TPU kernel takes up "
+            f"to {ROWS}: give fewer tokens, or use prefill_attention"
+        )
     tokens = min(max(LANES, STEP // K // LANES * LANES), pl.cdiv(n * p, LANES) * LANES)
     unit = max(run * p, LANES)
     heads = max(c for c in range(1, K + 1) if K % c == 0 and (c == 1 or c * G * T <= 8))
