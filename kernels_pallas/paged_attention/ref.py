@@ -58,7 +58,7 @@ def paged_attention(
 
     text = Text(read_pages, page, K, window, None)
     keys_B = jnp.where(length_B > 0, start_B + length_B, 0)
-    o_BTNH, _ = _attend(text, q_BTNH * H**-0.5, table_Bn, start_B, keys_B, length_B)
+    o_BTNH, _ = _attend(text, scaled(q_BTNH, H**-0.5), table_Bn, start_B, keys_B, length_B)
     return o_BTNH.astype(q_BTNH.dtype)
 
 
@@ -89,7 +89,12 @@ def partial_attention(
     text = Text(read_pages, page, K, window, softcap)
     if pages.quantised:
         q_BTNH = q_BTNH.astype(jnp.float32)
-    return _attend(text, q_BTNH * scale, table_Bn, position_B, keys_B, length_B)
+    return _attend(text, scaled(q_BTNH, scale), table_Bn, position_B, keys_B, length_B)
+
+
+def scaled(q: jax.Array, factor: float) -> jax.Array:
+    """q times a factor that is not rounded to q's dtype."""
+    return (q.astype(jnp.float32) * factor).astype(q.dtype)
 
 
 def combine(partials: Sequence[Partial]) -> Partial:

@@ -8,7 +8,7 @@ from jax.experimental import pallas as pl
 
 from kernels_pallas import compat, tpu_walk
 from kernels_pallas.dispatch import UnsupportedError
-from kernels_pallas.paged_attention.ref import Partial, combine
+from kernels_pallas.paged_attention.ref import Partial, combine, scaled
 from kernels_pallas.pages import Pages
 from kernels_pallas.tpu_step import ARITHMETIC
 from kernels_pallas.tpu_walk import LANES, LOG2E, Plan, Rows
@@ -35,7 +35,7 @@ def partial_attention(
     tpu_walk.check(q_BTNH, pages, table_Bn, run)
     plan = _plan(q_BTNH, pages, table_Bn, window, softcap, run)
     # Powers of 2 are cheaper than of e; a softcap takes its factor after the tanh.
-    q_BCRH = _pack(q_BTNH * (scale * LOG2E if softcap is None else scale / softcap), plan)
+    q_BCRH = _pack(scaled(q_BTNH, scale * LOG2E if softcap is None else scale / softcap), plan)
     # Tables lie in scalar memory; those of too many rows go in several calls.
     most = max(1, tpu_walk.TABLE_BYTES // (4 * plan.n))
     parts = []

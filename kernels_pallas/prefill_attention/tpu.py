@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from kernels_pallas import compat, tpu_walk
+from kernels_pallas.paged_attention.ref import scaled
 from kernels_pallas.pages import Pages
 from kernels_pallas.tpu_step import ARITHMETIC
 from kernels_pallas.tpu_walk import LANES, LOG2E, Plan, Rows
@@ -41,7 +42,7 @@ def prefill_attention(
     plan = _plan(q_CTNH, pages, table_Cn, window, softcap, run)
     C, T, N, H = q_CTNH.shape
     tiles = plan.V // C
-    q_CTNH = q_CTNH * (scale * LOG2E if softcap is None else scale / softcap)
+    q_CTNH = scaled(q_CTNH, scale * LOG2E if softcap is None else scale / softcap)
     q_CTNH = jnp.pad(q_CTNH, ((0, 0), (0, tiles * plan.T - T), (0, 0), (0, plan.lanes - H)))
     q = q_CTNH.reshape(plan.V, plan.T, plan.K, plan.G, plan.lanes)
     q_VKRH = q.transpose(0, 2, 3, 1, 4).reshape(plan.V, plan.K, plan.rows, plan.lanes)
