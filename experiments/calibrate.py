@@ -20,7 +20,7 @@ import numpy as np
 from absl import flags
 from tqdm import tqdm
 
-from experiments.bench_common import Row, report
+from experiments.bench_common import JSON, Row, report
 from experiments.flags import run_with_config, setup_devices
 from pdjax.catalogue import Shape, shape_of
 from pdjax.core.config import Cache, Clock, Config, ConfigError, Pool, Role
@@ -36,7 +36,6 @@ from pdjax.programs.weights import open_checkpoint
 from pdjax.workload import Source
 
 PLACEMENT = flags.DEFINE_string("placement", "collocated", "One of the config's placements.")
-JSON = flags.DEFINE_string("json", "calibration.json", "Where to write the calibration.")
 REPEATS = flags.DEFINE_integer("repeats", 3, "Rounds over all loads.")
 OUTPUTS = flags.DEFINE_integer("outputs", 8, "Tokens per request of a batch.")
 
@@ -56,8 +55,9 @@ def main(config: Config, workdir: Path) -> None:
     rows = list(rows_of(line, shape, samples[1::2]))
     report(rows, None, {})
     print(f"fitted to {len(samples[::2])} shapes: {line.coefficients}")
-    write(Path(JSON.value), line, rows, samples, environment(config))
-    print(JSON.value)
+    path = Path(JSON.value or "calibration.json")
+    write(path, line, rows, samples, environment(config))
+    print(path)
 
 
 def one_instance(config: Config, placement: str) -> Config:

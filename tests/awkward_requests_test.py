@@ -255,7 +255,7 @@ def test_a_placement_that_does_not_fit_is_told_in_one_line(build, says):
     ("source", "says"),
     [
         ("no/such/model", "no model at `no/such/model`; give `smollm2`, a .gguf file"),
-        ("random:huge", "no architecture `huge` for random weights; we know ['tiny']"),
+        ("random:huge", "no architecture `huge` for random weights; we know ['llama3-70b'"),
     ],
 )
 def test_a_model_that_is_not_there_is_told_in_one_line(source, says, tmp_path):

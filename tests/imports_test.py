@@ -8,7 +8,7 @@ import sys
 import pdjax
 
 # The only parts of pdjax that may load jax; whatever else there is or will be must not.
-COMPUTES = ("pdjax.programs", "pdjax.engine", "pdjax.experiment")
+COMPUTES = ("pdjax.programs", "pdjax.engine", "pdjax.experiment", "pdjax.aot")
 
 # Imports one module after the other and prints the first that brought jax in.
 PROGRAM = """
