@@ -120,11 +120,12 @@ def expected(spec: Spec, p: Problem, b: int) -> np.ndarray:
 
 
 def tolerance(spec: Spec) -> dict[str, float]:
-    """A result is a mean of values of size 1 to 4. In bfloat16 q, the values and the probabilities
-    have 8 bits, and so has the result; in float32 rounding grows with the root of S."""
+    """A result is a mean of values of size up to 4. In bfloat16 the queries (times their scale),
+    the values, the probabilities and the result are rounded to 8 bits: four times half of 2**-8
+    of 4 at the most. In float32 rounding grows with the root of S."""
     if spec.q_dtype == "float32":
         return {"atol": 3e-7 * spec.S**0.5, "rtol": 1e-5}
-    return {"atol": 2e-2, "rtol": 2e-2}
+    return {"atol": 4 * 4 * 2**-9, "rtol": 2**-8}
 
 
 def assert_no_races() -> None:
