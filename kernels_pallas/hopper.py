@@ -7,6 +7,9 @@ multiply scores and probabilities, not keys and values), float32 into a sum of t
 each what the rounding of those before it lost: 24 bits, like float32's own.
 """
 
+# What Mosaic GPU takes is annotated otherwise in each release of jax.
+# pyright: reportArgumentType=false, reportAbstractUsage=false
+
 import dataclasses
 import math
 from typing import Any, NamedTuple
