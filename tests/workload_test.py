@@ -304,5 +304,5 @@ def test_a_negative_seed_a_tiny_context_and_a_prompt_shorter_than_its_template_a
     with pytest.raises(ConfigError, match=r"`model\.context` is 1"):
         requests(WORKLOAD, context=1)
     chatty = replace(WORKLOAD, prompt=Lengths(mean=13), chat=True)
-    with pytest.raises(ConfigError, match=r"prompt of 13 .* the 13 of the chat template .* at least 14"):
+    with pytest.raises(ConfigError, match=r"prompt of 13 .* the 13 of the chat .* at least 14"):
         requests(chatty, chat=lambda text: f"<user>{text}</user>")
