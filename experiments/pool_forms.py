@@ -28,18 +28,11 @@ from rich.table import Table
 from experiments.flags import run_with_config, setup_devices
 from pdjax.core.config import Config, ConfigError
 from pdjax.metrics import Run, summary
+from pdjax.reproduce.forms import CLAIMED, SAME
 
 REPEATS = flags.DEFINE_integer("repeats", 3, "Times that every placement is served.", 1)
 
-CLAIMED = {  # placement -> (TTFT ms, TPOT ms, requests/s, GB)
-    "native": (940, 22, 32, 14.2),
-    "logical_split": (610, 23, 48, 14.0),
-    "two_pools": (420, 19, 78, 12.1),
-    "page_classes": (390, 17, 85, 11.8),
-}
 COLUMNS = ("TTFT p50 ms", "TPOT p50 ms", "requests/s", "KV held, mean MB")
-SAME = 0.05
-"""Numbers whose ratio is within this of 1 are about the same."""
 
 
 class Cell(NamedTuple):
