@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable, Mapping
 from typing import get_args, get_type_hints
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from engine_helpers import assert_pools_are_full, config_of, request, run
 
+from kernels_pallas import dispatch
 from kernels_pallas.dispatch import IMPLEMENTATIONS
 from pdjax.architecture import Architecture
 from pdjax.core.config import Model, Pool, Role, Transfer
@@ -46,14 +48,30 @@ def tokens_with(attention: str, tp: int) -> dict[int, tuple[int, ...]]:
     return ran.tokens
 
 
+@pytest.fixture
+def kernels_called(monkeypatch) -> set[tuple[str, str]]:
+    """(implementation, function) of every kernel that is traced."""
+    called, run_ = set(), dispatch.run
+
+    def noted(implementation: str, backends: Mapping[str, Callable[[], Callable]], *args, **kwargs):
+        called.add((implementation, backends["xla"]().__name__))
+        return run_(implementation, backends, *args, **kwargs)
+
+    monkeypatch.setattr(dispatch, "run", noted)
+    return called
+
+
 @pytest.mark.parametrize("device", ["tpu", "gpu"])
-def test_interpreted_kernels_serve_the_tokens_of_xla(device: str):
+def test_interpreted_kernels_serve_the_tokens_of_xla(device: str, kernels_called):
     if device == "gpu" and jax.__version_info__ < (0, 11):
         pytest.skip("jax interprets Mosaic GPU kernels from 0.11 on")
     tp = 2 if device == "tpu" else 1  # two devices confuse the interpreter's barriers of Mosaic GPU
     tokens = tokens_with("xla", tp)
     assert [len(t) for t in tokens.values()] == [5, 3]
+    assert not kernels_called
     assert tokens_with(f"{device}_interpret", tp) == tokens
+    every = ("append", "pack", "partial_attention", "prefill_attention", "unpack")
+    assert kernels_called == {(f"{device}_interpret", name) for name in every}
 
 
 def test_kernels_read_fused_pools_and_the_cpu_token_major_ones():

@@ -85,6 +85,7 @@ class Engine:
                     self.config.model.context,
                     checksum=transfer.checksum,
                     lock=locks[mesh] if transfer.transport == "collective" else None,
+                    implementation=self.config.model.attention,
                 )
         return pools
 

@@ -44,6 +44,7 @@ class PoolArrays:
     arrays is given them (donation), so they are taken and put back under `lock`.
 
     context: tokens of the longest text. lock: may be shared by pools on the same devices.
+    implementation: who moves pieces, see programs.moves.
     """
 
     def __init__(
@@ -54,10 +55,11 @@ class PoolArrays:
         *,
         checksum: bool = False,
         lock: "threading.RLock | None" = None,
+        implementation: str = "xla",
     ):
         self.layout, self.mesh, self.lock = layout, mesh, lock or threading.RLock()
         self.kvs = kv_pool.make_pool(layout, mesh)
-        self._programs = transfer_programs(mesh, layout.kv_heads, checksum)
+        self._programs = transfer_programs(mesh, layout.kv_heads, checksum, implementation)
         self._width = -(-context // layout.page_size)
         self.empty_table = np.full(self._width, layout.pages, np.int32)
         self._held = {NOBODY: _Held(self.empty_table, 0, context)}

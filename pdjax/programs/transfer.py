@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as Spec
 
 from pdjax.programs import kv as pool
+from pdjax.programs import moves
 from pdjax.programs.checksum import sums
 from pdjax.programs.mesh import by_head
 
@@ -58,8 +59,11 @@ class TransferPrograms(NamedTuple):
 
 
 @functools.cache
-def transfer_programs(mesh: Mesh, kv_heads: int, checksum: bool) -> TransferPrograms:
-    """The programs of one mesh. Every device works on the heads that it stores: no collectives."""
+def transfer_programs(
+    mesh: Mesh, kv_heads: int, checksum: bool, implementation: str = "xla"
+) -> TransferPrograms:
+    """The programs of one mesh. Every device works on the heads that it stores: no collectives.
+    `implementation`: as in programs.moves."""
     heads = by_head(mesh, kv_heads)
     on_each = functools.partial(jax.shard_map, mesh=heads, check_vma=False)
     piece, once, stored, row = Spec(None, None, "tp"), Spec("tp"), Spec(heads.axis_names), Spec()
@@ -71,7 +75,7 @@ def transfer_programs(mesh: Mesh, kv_heads: int, checksum: bool) -> TransferProg
     @functools.partial(jax.jit, static_argnames="T")
     def extract(kvs, table_n, start, length, *, T) -> Piece:
         def local(kvs, table_n, start, length):
-            kv = pool.extract(kvs, table_n, start, T)
+            kv = moves.extract(kvs, table_n, start, T, implementation)
             return Piece(kv, sums(kv, start, length) if checksum else None)
 
         out = Piece(piece, once if checksum else None)
@@ -81,11 +85,11 @@ def transfer_programs(mesh: Mesh, kv_heads: int, checksum: bool) -> TransferProg
     @functools.partial(jax.jit, donate_argnames="kvs")
     def insert(kvs, piece_kv, table_n, start, length):
         def local(kvs, piece_kv, table_n, start, length):
-            kvs = pool.insert(kvs, piece_kv, table_n, start, length)
+            kvs = moves.insert(kvs, piece_kv, table_n, start, length, implementation)
             done = kvs[0][0][0, 0, 0, :1]
             if not checksum:
                 return kvs, Landing(done)
-            found = pool.extract(kvs, table_n, start, piece_kv[0].shape[1])
+            found = moves.extract(kvs, table_n, start, piece_kv[0].shape[1], implementation)
             return kvs, Landing(done, None, sums(found, start, length))
 
         spec, landing = pool_spec(kvs), Landing(stored, None, stored if checksum else None)
