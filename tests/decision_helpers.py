@@ -37,6 +37,7 @@ from pdjax.core.events import (
     Up,
 )
 from pdjax.core.loop import serve
+from pdjax.core.policies.routing import Load
 from pdjax.core.prefix import hash_blocks
 from pdjax.core.request import Request, SamplingParams
 from pdjax.core.scheduler import Scheduler
@@ -351,7 +352,7 @@ def assert_unused(instance: Instance) -> None:
         assert each.free == each.largest_run == each.pages, each.name
     assert instance.slots == [None] * len(instance.slots)
     assert instance.free_slots == len(instance.slots)
-    assert instance.load[:2] == (0, 0)
+    assert instance.load == Load(0, 0) and instance.queued_tokens == 0
     assert instance.running == instance.landing == 0
     waiting = instance.queue, instance.loading, instance.prompts, instance.ready, instance.swapped
     assert not any(waiting)

@@ -75,6 +75,13 @@ def test_the_documented_costs_of_a_cache_aware_router():
     assert router(0, request(0, 10), loads) == 1
 
 
+def test_prompts_on_their_way_to_be_computed_count_as_prefill():
+    """10 tokens, of which 4 are cached, behind a prompt of 7 that nobody has begun: 6 and 7 to
+    compute, twice; and the 7 will be held."""
+    assert cache_aware_costs(2.0, 10, [Load(1, 7, cached=4, held=7, prompts=7)]) == [2 * 13 + 7]
+
+
+BUSY = Load(3, 60, cached=8, prompts=20)  # the other 40 are outputs: no prompt waits for them
 ESTIMATE = Estimate(step_s=1, prefill_token_s=0.1, pair_s=0.01, load_token_s=0.02, balance=2)
 
 
@@ -86,11 +93,11 @@ def test_prefill_of_the_rest_counts_the_pairs_with_what_is_cached():
 @pytest.mark.parametrize(
     ("remote", "loads", "expected"),
     [
-        (False, [Load(0, 0, 0), Load(0, 20, 8)], [2.5, 2 + 1 + 0.2 + 0.18]),
+        (False, [IDLE, BUSY], [2.5, 2 + 1 + 0.2 + 0.18]),
         # The first loads the 8 tokens from the other: 0.16 s instead of computing them.
-        (True, [Load(0, 0, 0), Load(0, 20, 8)], [0.16 + 1 + 0.2 + 0.18, 2 + 1 + 0.2 + 0.18]),
+        (True, [IDLE, BUSY], [0.16 + 1 + 0.2 + 0.18, 2 + 1 + 0.2 + 0.18]),
         # 8 is not more than twice 4: what is here will do.
-        (True, [Load(0, 0, 4), Load(0, 20, 8)], [1 + 0.6 + 0.42, 2 + 1 + 0.2 + 0.18]),
+        (True, [Load(0, 0, cached=4), BUSY], [1 + 0.6 + 0.42, 2 + 1 + 0.2 + 0.18]),
     ],
 )
 def test_the_expected_first_token_waits_for_queue_load_and_prefill(remote, loads, expected):

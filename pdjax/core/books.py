@@ -86,6 +86,11 @@ class Books:
             after += 1
         waiting.insert(len(waiting) - after, rid)
 
+    def dequeue(self, t: Tracked) -> None:
+        """It waits in its prefill instance's queue no more."""
+        t.prefill.queue.remove(t.rid)
+        t.prefill.queued_tokens -= t.length
+
     # --- where to ------------------------------------------------------------------------
 
     def route_prefill(self, t: Tracked, candidates: list[Instance]) -> Instance:
@@ -105,9 +110,16 @@ class Books:
 
     def load_with_cache(self, t: Tracked, instance: Instance) -> Load:
         pool = instance.pool
-        cached = pool.cached(t.blocks, self.now_ns) * self.cache.block
-        held = (pool.pages - pool.free) * pool.page_size
-        return instance.load._replace(cached=min(cached, t.length - 1), held=held)
+        held = (pool.pages - pool.free) * pool.page_size + instance.queued_tokens
+        return instance.load._replace(cached=self._cached(t, instance), held=held)
+
+    def expected_hit(self, t: Tracked, instance: Instance) -> int:
+        """Tokens that its prefill will find, for all that a router that looks at caches knows."""
+        return self._cached(t, instance) if looks_at_caches(self.routing.prefill) else 0
+
+    def _cached(self, t: Tracked, instance: Instance) -> int:
+        tokens = instance.pool.cached(t.blocks, self.now_ns) * self.cache.block
+        return min(tokens, t.length - 1)
 
     # --- memory --------------------------------------------------------------------------
 
@@ -158,7 +170,7 @@ class Books:
             self.release(t.target)
         t.target = None
         if t.decode is not None:
-            t.decode.open_tokens -= t.decode_tokens
+            t.decode.output_tokens -= t.decode_tokens
             t.decode_tokens = 0
             if t.decode is not t.prefill:
                 t.decode.members.pop(t.rid, None)

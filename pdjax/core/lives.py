@@ -15,8 +15,8 @@ def enqueue(b: Books, t: Tracked, instance: Instance | None = None) -> None:
             return
         instance = _near_decode(b, t, up) or b.route_prefill(t, up)
     t.prefill = instance
-    t.prefill_tokens = t.length
-    instance.open_tokens += t.length
+    t.owe(t.length - b.expected_hit(t, instance))
+    instance.queued_tokens += t.length
     instance.members[t.rid] = None
     b.by_age(instance.queue, t.rid)
     b.wake(instance)
@@ -27,7 +27,7 @@ def _near_decode(b: Books, t: Tracked, up: list[Instance]) -> Instance | None:
     routing = b.routing
     if not (routing.local_below or routing.overflow_above) or not t.decodes:
         return None
-    full = routing.overflow_above and all(i.open_tokens > routing.overflow_above for i in up)
+    full = routing.overflow_above and all(i.prompt_tokens > routing.overflow_above for i in up)
     decoders = [d for d in b.decoders if d.up]
     if not decoders:
         return None
@@ -101,7 +101,9 @@ def leave(b: Books, t: Tracked, how: Leaving) -> None:
     waits = [b.unplaced, b.homeless]
     if t.prefill is not None:
         t.prefill.loading.pop(t.rid, None)
-        waits += [t.prefill.queue, t.prefill.prompts]
+        waits.append(t.prefill.prompts)
+        if t.rid in t.prefill.queue:
+            b.dequeue(t)
     if t.decode is not None:
         waits += [t.decode.ready, t.decode.swapped]
     for waiting in waits:
@@ -152,8 +154,7 @@ def _give_back(b: Books, t: Tracked) -> None:
     if t.swap is not None:
         release_swap(b, t)
     if t.prefill is not None:
-        t.prefill.open_tokens -= t.prefill_tokens
-        t.prefill_tokens = 0
+        t.owe(0)
         t.prefill.members.pop(t.rid, None)
     if t.decode is not None:
         t.decode.members.pop(t.rid, None)

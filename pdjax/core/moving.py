@@ -59,7 +59,7 @@ def assign(t: Tracked, decoder: Instance) -> None:
     t.decode = decoder
     decoder.members[t.rid] = None
     t.decode_tokens = t.request.max_tokens - t.text_tokens
-    decoder.open_tokens += t.decode_tokens
+    decoder.output_tokens += t.decode_tokens
 
 
 # --- pieces that leave -------------------------------------------------------------------------
@@ -204,9 +204,8 @@ def lose_load(b: Books, t: Tracked) -> None:
 
 def skip_to(t: Tracked, tokens: int) -> None:
     """Tokens before this are in the pool where the text is computed."""
-    t.prefill.open_tokens -= tokens - t.computed
-    t.prefill_tokens -= tokens - t.computed
     t.reused = t.dispatched = t.computed = tokens
+    t.owe(t.length - tokens)
 
 
 # --- host memory ----------------------------------------------------------------------------------

@@ -39,7 +39,9 @@ class Instance:
     running: int = 0  # steps dispatched and not done
     landing: int = 0  # requests placed here that have not decoded yet
     members: dict[int, None] = field(default_factory=dict)
-    open_tokens: int = 0
+    prompt_tokens: int = 0  # of prompts sent here and not computed yet
+    queued_tokens: int = 0  # of the prompts in `queue`
+    output_tokens: int = 0  # of requests that decode here, from first to last
     up: bool = True
     returns: bool = True  # up, or down for a while only
 
@@ -51,7 +53,8 @@ class Instance:
 
     @property
     def load(self) -> Load:
-        return Load(len(self.members), self.open_tokens)
+        tokens = self.prompt_tokens + self.output_tokens
+        return Load(len(self.members), tokens, prompts=self.prompt_tokens)
 
 
 @dataclass(slots=True)
@@ -90,8 +93,8 @@ class Tracked:
     busy: int = 0
     flying: dict[int, Send] = field(default_factory=dict)
     unsent: list[Piece] = field(default_factory=list)
-    prefill_tokens: int = 0  # of `prefill.open_tokens`
-    decode_tokens: int = 0  # of `decode.open_tokens`
+    prefill_tokens: int = 0  # of `prefill.prompt_tokens`
+    decode_tokens: int = 0  # of `decode.output_tokens`
     leaving: Leaving = ""
     ended: bool = False
     spoiled: bool = False  # a piece of its KV did not arrive
@@ -100,6 +103,11 @@ class Tracked:
     @property
     def rid(self) -> int:
         return self.request.id
+
+    def owe(self, tokens: int) -> None:
+        """So many tokens of its text are to be computed where it is prefilled."""
+        self.prefill.prompt_tokens += tokens - self.prefill_tokens
+        self.prefill_tokens = tokens
 
     @property
     def prefilled(self) -> bool:

@@ -67,7 +67,7 @@ def _plan_prefill(b: Books, instance: Instance) -> tuple[Chunk, ...]:
         t = b.requests[_next_prompt(b, instance)]
         if not _hold_source(b, t):
             break
-        instance.queue.remove(t.rid)
+        b.dequeue(t)
         if not begin_load(b, t):
             instance.prompts.append(t.rid)
     if not instance.prompts:
@@ -98,8 +98,8 @@ def _hold_source(b: Books, t: Tracked) -> bool:
     t.source = b.hold(instance, t, tokens, blocks)
     if t.source is None:
         return False
-    if t.source.shared:
-        skip_to(t, t.source.shared * instance.pool.page_size)
+    skip_to(t, t.source.shared * instance.pool.page_size)
+    if t.reused:
         b.emit(Reuse(t.rid, instance.name, t.reused, "local"))
     if seat is not None:
         t.target = t.source
@@ -242,8 +242,7 @@ def step_done(b: Books, done: StepDone) -> None:
 def _chunk_done(b: Books, t: Tracked, chunk: Chunk, emitted: Emitted | None) -> None:
     t.busy -= 1
     t.computed += chunk.length
-    t.prefill.open_tokens -= chunk.length
-    t.prefill_tokens -= chunk.length
+    t.owe(t.length - t.computed)
     if t.leaving != "retry":
         b.publish(t.prefill, t.source, t, t.computed)
     if chunk.last:

@@ -11,12 +11,14 @@ from pdjax.core.request import Request
 class Load(NamedTuple):
     """What an instance has before it: requests and tokens that it has not finished; `cached`:
     leading tokens of the request's text that its pool has; `held`: tokens of KV that requests
-    hold in its pool."""
+    hold in its pool, or will when they come out of its queue; `prompts`: those of `tokens` that
+    are of prompts, and not computed yet."""
 
     requests: int
     tokens: int
     cached: int = 0
     held: int = 0
+    prompts: int = 0
 
 
 Router = Callable[[int, Request, Sequence[Load]], int]
@@ -59,9 +61,11 @@ def cache_aware(weight: float, ticket: int, request: Request, loads: Sequence[Lo
 
 
 def cache_aware_costs(weight: float, prompt_len: int, loads: Sequence[Load]) -> list[float]:
-    """What Dynamo's KV router weighs (its router design document): the tokens that would have to
-    be computed, times `weight`, plus those that are held there, the load term."""
-    return [weight * (prompt_len - load.cached) + load.held for load in loads]
+    """What Dynamo's KV router weighs (its documentation, routing concepts): prompt tokens that
+    would have to be computed, those sent there earlier included, times `weight`, plus tokens of
+    KV of all requests there, from their routing to their end. (What the request itself would add
+    to the latter is the same everywhere.)"""
+    return [weight * (load.prompts + prompt_len - load.cached) + load.held for load in loads]
 
 
 def shortest_ttft(
@@ -84,7 +88,7 @@ def expected_ttfts(
         if remote and best > estimate.balance * cached:
             transfer_s = (best - cached) * estimate.load_token_s
             cached = best
-        queue_s = load.tokens * estimate.prefill_token_s
+        queue_s = load.prompts * estimate.prefill_token_s
         expected.append(transfer_s + queue_s + prefill_s(estimate, prompt_len, cached))
     return expected
 
