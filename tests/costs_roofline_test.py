@@ -157,6 +157,16 @@ def test_noise_leaves_a_small_error_without_bias_on_other_shapes():
     assert max(map(abs, errors)) < 0.04 and abs(fmean(errors)) < 0.025
 
 
+def test_much_noise_does_not_make_what_is_fitted_too_short():
+    """Relative to the measured times, the least sum of squares would be 4 % too short here."""
+    rng = random.Random(0)
+    works = [work_of(LLAMA, it) for it in BATCHES] * 100
+    true = [HIDDEN.seconds(work) for work in works]
+    found = fit(works, [seconds * rng.choice((0.8, 1.2)) for seconds in true])
+    errors = [found.seconds(work) / s - 1 for work, s in zip(works, true, strict=True)]
+    assert abs(fmean(errors)) < 0.01
+
+
 def test_no_coefficient_is_negative_even_where_the_data_ask_for_it():
     """Times that fall with context and requests: what cannot be explained costs nothing."""
     works = [work_of(LLAMA, batch(*[c] * n)) for n in (1, 8, 64) for c in (128, 8192)]

@@ -160,6 +160,8 @@ class _File(msgspec.Struct):
 
 CANDIDATES, SEARCHES = 33, 4
 """Ridges that are tried at once, and how often, each time between the best one's neighbours."""
+REWEIGHTS = 3
+"""Times that errors are measured anew, relative to what was fitted last."""
 _LINEAR = ("requests", "attention_flops", "kv_bytes", "comm_bytes")
 _SECONDS_OF = {
     "one": "step_s",
@@ -175,7 +177,9 @@ _SECONDS_OF = {
 def fit(works: Sequence[Work], seconds: Sequence[float]) -> Coefficients:
     """The coefficients with the least sum of squared relative errors, none of them negative.
 
-    For a given ridge (FLOPs per byte at which the maximum changes sides) all is linear, a problem
+    Errors are relative to the fitted times, found by weighting again (iteratively reweighted least
+    squares): relative to the measured ones, noise of 10 % makes all that is fitted 1 % too short,
+    since a step that was measured short would weigh more than one measured long. For a given ridge (FLOPs per byte at which the maximum changes sides) all is linear, a problem
     of non-negative least squares (Lawson and Hanson 1974); the ridge is searched over the range
     that the steps have, ever more finely. Layers have a coefficient of their own where their
     number differs, and all-reduces' latency is part of the others. Raises CostError for fewer than
@@ -188,29 +192,37 @@ def fit(works: Sequence[Work], seconds: Sequence[float]) -> Coefficients:
         )
     times = np.asarray(seconds, float)
     columns = {name: np.array([getattr(w, name) for w in works], float) for name in Work._fields}
+    found = _search(columns, times, times)
+    for _ in range(REWEIGHTS):
+        found = _search(columns, times, np.array([found.seconds(work) for work in works]))
+    return found
+
+
+def _search(columns: dict[str, np.ndarray], times: np.ndarray, unit: np.ndarray) -> Coefficients:
+    """The best coefficients over all ridges, for errors in units of `unit`."""
     intensity = np.log(columns["flops"] / columns["weight_bytes"])
     low, high = float(intensity.min()), float(intensity.max())
     for _ in range(SEARCHES):
         ridges = np.linspace(low, high, CANDIDATES)
-        best = int(np.argmin([_solve(columns, times, np.exp(ridge))[1] for ridge in ridges]))
+        best = int(np.argmin([_solve(columns, times, unit, np.exp(r))[1] for r in ridges]))
         low, high = ridges[max(best - 1, 0)], ridges[min(best + 1, CANDIDATES - 1)]
     ridge = float(np.exp(ridges[best]))
-    solution, _ = _solve(columns, times, ridge)
+    solution, _ = _solve(columns, times, unit, ridge)
     return Coefficients(**solution, flop_s=solution["weight_byte_s"] / ridge)
 
 
 def _solve(
-    columns: dict[str, np.ndarray], times: np.ndarray, ridge: float
+    columns: dict[str, np.ndarray], times: np.ndarray, unit: np.ndarray, ridge: float
 ) -> tuple[dict[str, float], float]:
-    """Coefficients for one ridge, and the norm of the relative errors."""
+    """Coefficients for one ridge, and the norm of the errors in units of `unit`."""
     used = {"one": np.ones_like(times)}
     if np.ptp(columns["layers"]):
         used["layers"] = columns["layers"]
     used["weight_bytes"] = np.maximum(columns["flops"] / ridge, columns["weight_bytes"])
     used |= {name: columns[name] for name in _LINEAR}
-    matrix = np.stack([column / times for column in used.values()], axis=1)
+    matrix = np.stack([column / unit for column in used.values()], axis=1)
     scale = matrix.max(axis=0)
     scale[scale == 0] = 1.0
-    found, loss = nnls(matrix / scale, np.ones_like(times))
+    found, loss = nnls(matrix / scale, times / unit)
     values = (found / scale).tolist()
     return {_SECONDS_OF[name]: value for name, value in zip(used, values, strict=True)}, loss
