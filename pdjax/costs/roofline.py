@@ -178,8 +178,10 @@ def fit(works: Sequence[Work], seconds: Sequence[float]) -> Coefficients:
     """The coefficients with the least sum of squared relative errors, none of them negative.
 
     Errors are relative to the fitted times, found by weighting again (iteratively reweighted least
-    squares): relative to the measured ones, noise of 10 % makes all that is fitted 1 % too short,
-    since a step that was measured short would weigh more than one measured long. For a given ridge (FLOPs per byte at which the maximum changes sides) all is linear, a problem
+    squares): relative to the measured ones, a step that was measured short would weigh more than
+    one measured long, and noise of 20 % would make all that is fitted 4 % too short.
+
+    For a given ridge (FLOPs per byte at which the maximum changes sides) all is linear, a problem
     of non-negative least squares (Lawson and Hanson 1974); the ridge is searched over the range
     that the steps have, ever more finely. Layers have a coefficient of their own where their
     number differs, and all-reduces' latency is part of the others. Raises CostError for fewer than
