@@ -18,8 +18,9 @@ FinishReason = Literal["stop", "length", "abort", "failed"]
 Purpose = Literal["hand_off", "load", "swap_out", "swap_in"]
 
 
-class _Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """Base of all events and actions; the JSON field `type` names the class."""
+class _Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, gc=False):
+    """Base of all events and actions; the JSON field `type` names the class. (No message can be
+    part of a cycle, so the garbage collector need not look at any.)"""
 
 
 # --- Events ------------------------------------------------------------------------------
@@ -37,7 +38,7 @@ class AbortAsked(_Message):
     rid: int
 
 
-class Emitted(msgspec.Struct, frozen=True, omit_defaults=True):
+class Emitted(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Tokens of one request that a step produced. `stopped`: the last of them ends the text."""
 
     rid: int
@@ -95,7 +96,7 @@ class TimeUp(_Message):
 # --- Actions -----------------------------------------------------------------------------
 
 
-class KVHandle(msgspec.Struct, frozen=True, omit_defaults=True):
+class KVHandle(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Where a request's KV lies: pages (`pool`, offset, generation), oldest token first.
 
     `layout` is the fingerprint of the pool's arrays; `capacity` is in tokens. The first `shared`
@@ -130,7 +131,7 @@ class Release(_Message):
     pool: str
 
 
-class Chunk(msgspec.Struct, frozen=True):
+class Chunk(msgspec.Struct, frozen=True, gc=False):
     """Tokens [start, start + length) of a request's text; `last` samples the token after them.
 
     The text is the prompt and, where a request's KV is computed again, its tokens so far."""
@@ -141,7 +142,7 @@ class Chunk(msgspec.Struct, frozen=True):
     last: bool
 
 
-class Decode(msgspec.Struct, frozen=True, omit_defaults=True):
+class Decode(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Up to `count` tokens for the request in `slot`, whose newest token sits at `position`.
     `joined`: it has just taken the slot, so the step before does not have that token."""
 
@@ -274,7 +275,7 @@ Action = (
 # --- The log -----------------------------------------------------------------------------
 
 
-class Record(msgspec.Struct, frozen=True):
+class Record(msgspec.Struct, frozen=True, gc=False):
     """One line of a log: at `t_ns` this happened, or was decided."""
 
     t_ns: int

@@ -55,7 +55,7 @@ def serve(source: Source, backend: Backend, scheduler: Scheduler) -> Iterator[Re
         for action in scheduler.on_event(event, t_ns):
             yield Record(t_ns, action)
             backend.start(action)
-            if isinstance(action, Finish | Refuse):
+            if isinstance(action, (Finish, Refuse)):
                 expected += _submit(backend, source.after(action.rid, t_ns))
 
 

@@ -126,7 +126,8 @@ def _take_slot(b: Books, t: Tracked) -> None:
 
 
 def _plan_decode(b: Books, instance: Instance, steps: int) -> tuple[Decode, ...]:
-    seated = [b.requests[rid] for rid in instance.slots if rid is not None]
+    taken = (rid for rid in instance.slots if rid is not None)  # the first slots, mostly
+    seated = [b.requests[next(taken)] for _ in range(len(instance.slots) - instance.free_slots)]
     if instance.role.growth:  # older ones may take pages from younger ones
         seated.sort(key=lambda t: t.age)
     decodes = []

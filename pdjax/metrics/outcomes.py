@@ -4,9 +4,11 @@ The definitions are those of the package; a request that has ended takes about 4
 """
 
 from array import array
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,20 +41,37 @@ def in_time(ttft_s, tpot_s, slo: SLO):
 
 @dataclass(slots=True)
 class _Open:
-    """A request that has not ended: its arrival, the times of its tokens (ns), and the number of
-    the record of its last Retry; steps from before it say nothing that counts."""
+    """A request that has not ended: its arrival, how many tokens it has, which steps brought them,
+    and the number of the record of its last Retry; steps from before it say nothing that counts.
+
+    brought: (number of its first token, time, ends) of each step: token `first + i` came
+    `ends[i]` ns after that time, or all of them at it where there are no ends.
+    """
 
     arrival_ns: int
-    tokens: list[int] = field(default_factory=list)
+    tokens: int = 0
+    brought: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
     lost: int = 0
+
+    def bring(self, count: int, time_ns: int, ends_ns: tuple[int, ...]) -> None:
+        if count:
+            self.brought.append((self.tokens, time_ns, ends_ns))
+            self.tokens += count
 
     def row(self, ended_s: float = NAN, completed: bool = False) -> tuple[float, ...]:
         """Its entries of Outcomes."""
-        tokens, arrival_s = self.tokens, self.arrival_ns * NS
-        ttft_s = tokens[0] * NS - arrival_s if tokens else NAN
-        gaps = len(tokens) - 1
-        tpot_s = (tokens[-1] * NS - tokens[0] * NS) / gaps if completed and gaps > 0 else NAN
+        arrival_s, ttft_s, tpot_s, gaps = self.arrival_ns * NS, NAN, NAN, self.tokens - 1
+        if self.tokens:
+            first_s = self._time_ns(0) * NS
+            ttft_s = first_s - arrival_s
+            if completed and gaps:
+                tpot_s = (self._time_ns(gaps) * NS - first_s) / gaps
         return arrival_s, ttft_s, tpot_s, ended_s, completed
+
+    def _time_ns(self, token: int) -> int:
+        at = bisect_right(self.brought, token, key=itemgetter(0)) - 1
+        first, time_ns, ends_ns = self.brought[at]
+        return time_ns + ends_ns[token - first] if ends_ns else time_ns
 
 
 class Tally:
@@ -63,34 +82,48 @@ class Tally:
         self._dispatched: dict[int, int] = {}  # step that runs -> its record
         self._columns = tuple(array("d") for _ in Outcomes._fields)
         self._number = 0
+        # By type, since most records are of none of these.
+        self._readers: dict[type, Callable[[Any, int], None]] = {
+            Arrived: self._arrived,
+            Step: self._step,
+            StepDone: self._step_done,
+            Retry: self._retry,
+            Finish: self._finish,
+            Refuse: self._refuse,
+        }
 
     def add(self, record: Record) -> None:
         self._number += 1
-        match record.body:
-            case Arrived(request=request):
-                self._open[request.id] = _Open(request.arrival_ns)
-            case Step(id=id):
-                self._dispatched[id] = self._number
-            case StepDone() as done:
-                self._step_done(done, record.t_ns)
-            case Retry(rid=rid):
-                self._open[rid].lost = self._number
-            case Finish(rid=rid, reason=reason, tokens=count):
-                one = self._open.pop(rid)
-                del one.tokens[count:]
-                self._write(one.row(record.t_ns * NS, reason in ("stop", "length")))
-            case Refuse(rid=rid):
-                self._write(self._open.pop(rid).row(record.t_ns * NS))
+        read = self._readers.get(type(record.body))
+        if read is not None:
+            read(record.body, record.t_ns)
+
+    def _arrived(self, event: Arrived, t_ns: int) -> None:
+        self._open[event.request.id] = _Open(event.request.arrival_ns)
+
+    def _step(self, step: Step, t_ns: int) -> None:
+        self._dispatched[step.id] = self._number
 
     def _step_done(self, done: StepDone, t_ns: int) -> None:
         dispatched = self._dispatched.pop(done.step, None)
         if dispatched is None:
             return  # told twice
-        ends = [done.began_ns + end for end in done.ends_ns]
+        time_ns = done.began_ns if done.ends_ns else t_ns
         for emitted in done.emitted:
             one = self._open.get(emitted.rid)
             if one is not None and dispatched > one.lost:
-                one.tokens += ends[: len(emitted.tokens)] or [t_ns] * len(emitted.tokens)
+                one.bring(len(emitted.tokens), time_ns, done.ends_ns)
+
+    def _retry(self, retry: Retry, t_ns: int) -> None:
+        self._open[retry.rid].lost = self._number
+
+    def _finish(self, finish: Finish, t_ns: int) -> None:
+        one = self._open.pop(finish.rid)
+        one.tokens = min(one.tokens, finish.tokens)
+        self._write(one.row(t_ns * NS, finish.reason in ("stop", "length")))
+
+    def _refuse(self, refuse: Refuse, t_ns: int) -> None:
+        self._write(self._open.pop(refuse.rid).row(t_ns * NS))
 
     def _write(self, row: tuple[float, ...]) -> None:
         for column, value in zip(self._columns, row, strict=True):
