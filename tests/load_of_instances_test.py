@@ -7,6 +7,7 @@ from decision_helpers import PLACEMENTS, check_run, request, served
 
 from pdjax.core.config import Cache, Estimate, Routing
 from pdjax.core.events import Step
+from pdjax.core.policies.routing import RANKS
 from pdjax.core.scheduler import Scheduler
 
 TEXT = tuple(range(12))
@@ -20,7 +21,21 @@ class Audited(Scheduler):
         actions = super().on_event(event, now_ns)
         for instance in self.instances.values():
             self._audit(instance)
+        self._books.reorder()
+        for side in (self._books.prefill_side, self._books.decode_side):
+            self._audit_order(side)
         return actions
+
+    def _audit_order(self, side) -> None:
+        """Whoever of them does not fit, the rest come in the order of their loads."""
+        rank = RANKS.get(side.router)
+        if rank is None:
+            return
+        gone = set()
+        for instance in sorted(side.instances, key=lambda i: rank(i.load)):
+            assert side.choose(None, lambda i: i.name not in gone) is instance
+            gone.add(instance.name)
+        assert side.choose(None, lambda i: i.name not in gone) is None
 
     def _audit(self, instance) -> None:
         requests = self._books.requests

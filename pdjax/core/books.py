@@ -1,7 +1,7 @@
 """What the parts of the scheduler share: the books, and the single entries that keep them right."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pdjax.core.config import Cache, Placement, Recovery, Routing, Transfer
 from pdjax.core.events import (
@@ -16,9 +16,10 @@ from pdjax.core.events import (
 )
 from pdjax.core.leases import Leases
 from pdjax.core.policies.ordering import ORDERS
-from pdjax.core.policies.routing import Load, looks_at_caches, router_of
+from pdjax.core.policies.routing import Load, looks_at_caches
 from pdjax.core.policies.transfer import SCHEDULES, Piece
 from pdjax.core.prefix import extend
+from pdjax.core.side import Side
 from pdjax.core.state import Instance, RunningStep, Tracked, build_instances
 
 
@@ -42,12 +43,14 @@ class Books:
         self.schedule = SCHEDULES[transfer.schedule]
         self.streaming = transfer.schedule == "streaming"
         self.routing = routing
-        self._prefill_router = router_of(routing.prefill, routing, cache.remote)
-        self._decode_router = router_of(routing.decode, routing, cache.remote)
         self.order = ORDERS[routing.order]
-        self.instances = build_instances(placement, dict(layouts), cache)
+        self.changed: dict[str, Instance] = {}  # instances whose load is not ranked yet
+        self.instances = build_instances(placement, dict(layouts), cache, self.changed)
         self.prefillers = [i for i in self.instances.values() if i.role.prefills_here]
         self.decoders = [i for i in self.instances.values() if i.role.decodes_here]
+        remote, load_of = cache.remote, self.load_with_cache
+        self.prefill_side = Side(self.prefillers, routing.prefill, routing, remote, load_of)
+        self.decode_side = Side(self.decoders, routing.decode, routing, remote, load_of)
         self.seats = _decoders_on_the_same_pool(self.instances, self.decoders)
         self.users = _users_of_pools(self.instances)
         self.requests: dict[int, Tracked] = {}
@@ -62,7 +65,7 @@ class Books:
         self.actions: list[Action] = []
         self.now_ns = 0
         self.alarm_ns: int | None = None
-        self.next_step = self.next_send = self.arrived = self.routed = self.placed = 0
+        self.next_step = self.next_send = self.arrived = 0
 
     # --- what is to be done --------------------------------------------------------------
 
@@ -93,20 +96,21 @@ class Books:
 
     # --- where to ------------------------------------------------------------------------
 
-    def route_prefill(self, t: Tracked, candidates: list[Instance]) -> Instance:
-        self.routed += 1
-        loads = self._loads(t, candidates, self.routing.prefill)
-        return candidates[self._prefill_router(self.routed - 1, t.request, loads)]
+    def route_prefill(self, t: Tracked, fits: Callable[[Instance], bool]) -> Instance | None:
+        """Who of those that fit shall compute its prompt; nobody, if nobody does."""
+        self.reorder()
+        return self.prefill_side.choose(t, fits)
 
-    def route_decode(self, t: Tracked, candidates: list[Instance]) -> Instance:
-        self.placed += 1
-        loads = self._loads(t, candidates, self.routing.decode)
-        return candidates[self._decode_router(self.placed - 1, t.request, loads)]
+    def route_decode(self, t: Tracked, fits: Callable[[Instance], bool]) -> Instance | None:
+        """Who of those that fit shall decode it; nobody, if nobody does."""
+        self.reorder()
+        return self.decode_side.choose(t, fits)
 
-    def _loads(self, t: Tracked, candidates: list[Instance], router: str) -> list[Load]:
-        if looks_at_caches(router):
-            return [self.load_with_cache(t, instance) for instance in candidates]
-        return [instance.load for instance in candidates]
+    def reorder(self) -> None:
+        """Both sides know the loads as they are now."""
+        self.prefill_side.reorder(self.changed.values())
+        self.decode_side.reorder(self.changed.values())
+        self.changed.clear()
 
     def load_with_cache(self, t: Tracked, instance: Instance) -> Load:
         pool = instance.pool
@@ -170,10 +174,10 @@ class Books:
             self.release(t.target)
         t.target = None
         if t.decode is not None:
-            t.decode.output_tokens -= t.decode_tokens
+            t.decode.add_tokens(output=-t.decode_tokens)
             t.decode_tokens = 0
             if t.decode is not t.prefill:
-                t.decode.members.pop(t.rid, None)
+                t.decode.drop_member(t.rid)
             self.wake(t.decode)
 
     def leave_seat(self, t: Tracked) -> None:

@@ -1,5 +1,7 @@
 """How a request comes into a queue, and how it leaves what it holds: for good or to come again."""
 
+from collections.abc import Callable
+
 from pdjax.core.books import Books
 from pdjax.core.events import Chunk, Finish, FinishReason, Hold, Preempt, Release, Retry
 from pdjax.core.policies.transfer import Piece
@@ -9,25 +11,35 @@ from pdjax.core.state import Instance, Leaving, Tracked
 def enqueue(b: Books, t: Tracked, instance: Instance | None = None) -> None:
     """Into the prefill queue of `instance`, or of the one that the router chooses."""
     if instance is None or not instance.up:
-        up = [i for i in b.prefillers if i.up and i.pool.could_ever_hold(t.length)]
-        if not up:
+        instance = _route(b, t)
+        if instance is None:
             b.by_age(b.homeless, t.rid)
             return
-        instance = _near_decode(b, t, up) or b.route_prefill(t, up)
     t.prefill = instance
     t.owe(t.length - b.expected_hit(t, instance))
     instance.queued_tokens += t.length
-    instance.members[t.rid] = None
+    instance.add_member(t.rid)
     b.by_age(instance.queue, t.rid)
     b.wake(instance)
 
 
-def _near_decode(b: Books, t: Tracked, up: list[Instance]) -> Instance | None:
+def _route(b: Books, t: Tracked) -> Instance | None:
+    def fits(instance: Instance) -> bool:
+        return instance.up and instance.pool.could_ever_hold(t.length)
+
+    if not any(map(fits, b.prefillers)):
+        return None
+    return _near_decode(b, t, fits) or b.route_prefill(t, fits)
+
+
+def _near_decode(b: Books, t: Tracked, fits: Callable[[Instance], bool]) -> Instance | None:
     """The decode instance that shall prefill it too, where the routing wants that."""
     routing = b.routing
     if not (routing.local_below or routing.overflow_above) or not t.decodes:
         return None
-    full = routing.overflow_above and all(i.prompt_tokens > routing.overflow_above for i in up)
+    full = routing.overflow_above and all(
+        i.prompt_tokens > routing.overflow_above for i in filter(fits, b.prefillers)
+    )
     decoders = [d for d in b.decoders if d.up]
     if not decoders:
         return None
@@ -35,7 +47,7 @@ def _near_decode(b: Books, t: Tracked, up: list[Instance]) -> Instance | None:
         cached = max(b.load_with_cache(t, instance).cached for instance in decoders)
         if t.length - cached >= routing.local_below:
             return None
-    return b.route_decode(t, decoders)
+    return b.route_decode(t, lambda decoder: decoder.up)
 
 
 def end(b: Books, t: Tracked, reason: FinishReason, why: str = "") -> None:
@@ -155,9 +167,9 @@ def _give_back(b: Books, t: Tracked) -> None:
         release_swap(b, t)
     if t.prefill is not None:
         t.owe(0)
-        t.prefill.members.pop(t.rid, None)
+        t.prefill.drop_member(t.rid)
     if t.decode is not None:
-        t.decode.members.pop(t.rid, None)
+        t.decode.drop_member(t.rid)
 
 
 def _start_again(t: Tracked) -> None:

@@ -1,5 +1,7 @@
 """KV between pools: places for it, the pieces that leave, and what their landing makes possible."""
 
+import functools
+
 from pdjax.core.books import Books
 from pdjax.core.config import Role
 from pdjax.core.events import Chunk, Hold, Reuse, Send, SendFailed
@@ -21,14 +23,14 @@ def find_places(b: Books) -> None:
     """Pages in a decode pool for those that wait for them, oldest first."""
     while b.unplaced:
         t = b.requests[b.unplaced[0]]
-        fits = [d for d in b.decoders if _accepts(b, d, t)]
-        if not fits:
+        decoder = b.route_decode(t, functools.partial(_accepts, b, t))
+        if decoder is None:
             return
         b.unplaced.popleft()
-        _place(b, t, b.route_decode(t, fits))
+        _place(b, t, decoder)
 
 
-def _accepts(b: Books, d: Instance, t: Tracked) -> bool:
+def _accepts(b: Books, t: Tracked, d: Instance) -> bool:
     """Those whom an instance swapped out come before new ones."""
     full = b.transfer.credits and d.landing >= b.transfer.credits
     if not d.up or d.swapped or full or b.claimed(d, t):
@@ -57,9 +59,9 @@ def _place(b: Books, t: Tracked, decoder: Instance) -> None:
 
 def assign(t: Tracked, decoder: Instance) -> None:
     t.decode = decoder
-    decoder.members[t.rid] = None
+    decoder.add_member(t.rid)
     t.decode_tokens = t.request.max_tokens - t.text_tokens
-    decoder.output_tokens += t.decode_tokens
+    decoder.add_tokens(output=t.decode_tokens)
 
 
 # --- pieces that leave -------------------------------------------------------------------------

@@ -67,6 +67,7 @@ class Scheduler:
             layouts=layouts or {},
             macro_steps=macro_steps,
         )
+        self._one_of_each_role = [self.instances[f"{name}/0"] for name in placement]
 
     @classmethod
     def of(
@@ -149,14 +150,17 @@ class Scheduler:
         enqueue(b, t)
 
     def _needs(self, request: Request) -> list[Need]:
-        """What it needs in every pool that it may come to."""
+        """What it needs in the pools that it may come to: those of one instance of each role, since
+        others of the role have the same."""
         b, whole, needs = self._books, request.cache_len, []
-        returns = any(d.role.growth and d.role.preempt == "return" for d in b.decoders)
-        for instance in b.prefillers:
+        prefills = [i for i in self._one_of_each_role if i.role.prefills_here]
+        decodes = [i for i in self._one_of_each_role if i.role.decodes_here]
+        returns = any(d.role.growth and d.role.preempt == "return" for d in decodes)
+        for instance in prefills:
             tokens = whole if returns or instance.name in b.seats else request.prompt_len
             needs.append((tokens, instance.pool))
         if request.max_tokens > 1:
-            needs += [(whole, instance.pool) for instance in b.decoders]
+            needs += [(whole, instance.pool) for instance in decodes]
         return [Need(tokens, pool.name, pool.pages, pool.page_size) for tokens, pool in needs]
 
     def _set_alarm(self) -> None:

@@ -23,6 +23,7 @@ class Instance:
     from another pool. prompts: prompts in progress, oldest first. ready: requests with their KV
     in `pool`, waiting for a slot. slots: who decodes where. swapped: requests with their KV in
     `host`, waiting for room in `pool`, oldest first. members: the requests that it has work for.
+    changed: of all instances those whose load has changed since they were last ranked.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Instance:
     output_tokens: int = 0  # of requests that decode here, from first to last
     up: bool = True
     returns: bool = True  # up, or down for a while only
+    changed: dict[str, "Instance"] = field(default_factory=dict, repr=False)
 
     @property
     def has_news(self) -> bool:
@@ -55,6 +57,19 @@ class Instance:
     def load(self) -> Load:
         tokens = self.prompt_tokens + self.output_tokens
         return Load(len(self.members), tokens, prompts=self.prompt_tokens)
+
+    def add_member(self, rid: int) -> None:
+        self.members[rid] = None
+        self.changed[self.name] = self
+
+    def drop_member(self, rid: int) -> None:
+        self.members.pop(rid, None)
+        self.changed[self.name] = self
+
+    def add_tokens(self, *, prompt: int = 0, output: int = 0) -> None:
+        self.prompt_tokens += prompt
+        self.output_tokens += output
+        self.changed[self.name] = self
 
 
 @dataclass(slots=True)
@@ -106,7 +121,7 @@ class Tracked:
 
     def owe(self, tokens: int) -> None:
         """So many tokens of its text are to be computed where it is prefilled."""
-        self.prefill.prompt_tokens += tokens - self.prefill_tokens
+        self.prefill.add_tokens(prompt=tokens - self.prefill_tokens)
         self.prefill_tokens = tokens
 
     @property
@@ -147,9 +162,10 @@ class RunningStep:
 
 
 def build_instances(
-    placement: Placement, layouts: dict[str, str], cache: Cache
+    placement: Placement, layouts: dict[str, str], cache: Cache, changed: dict[str, Instance]
 ) -> dict[str, Instance]:
-    """One Instance per instance of each role, named `role/i`; shared pools are one Ledger."""
+    """One Instance per instance of each role, named `role/i`; shared pools are one Ledger.
+    changed: where all of them note that their load has changed."""
     ledgers: dict[str, Ledger] = {}
     instances = {}
     for name in instances_of(placement):
@@ -171,6 +187,12 @@ def build_instances(
             host = Ledger(f"{name}.host", pages=pages, page_size=pool.page_size, form="pages")
         slots = role.slots if role.decodes_here else 0
         instances[name] = Instance(
-            name, role, ledgers[owner], host, slots=[None] * slots, free_slots=slots
+            name,
+            role,
+            ledgers[owner],
+            host,
+            slots=[None] * slots,
+            free_slots=slots,
+            changed=changed,
         )
     return instances

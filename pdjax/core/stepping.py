@@ -249,7 +249,7 @@ def _chunk_done(b: Books, t: Tracked, chunk: Chunk, emitted: Emitted | None) -> 
     if chunk.last:
         _take_tokens(b, t, emitted)
         if t.decode is not t.prefill and t.prefill is not None:
-            t.prefill.members.pop(t.rid, None)
+            t.prefill.drop_member(t.rid)
     settle(b, t)
 
 

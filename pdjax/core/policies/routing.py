@@ -25,6 +25,18 @@ Router = Callable[[int, Request, Sequence[Load]], int]
 """(how many requests were routed before, request, load of each candidate) -> index."""
 
 
+Rank = Callable[[Load], tuple[int, int]]
+"""What a router compares that looks at nothing but loads, each by itself: the lowest wins."""
+
+
+def by_requests(load: Load) -> tuple[int, int]:
+    return load.requests, load.tokens
+
+
+def by_tokens(load: Load) -> tuple[int, int]:
+    return load.tokens, load.requests
+
+
 def round_robin(ticket: int, request: Request, loads: Sequence[Load]) -> int:
     return ticket % len(loads)
 
@@ -36,13 +48,13 @@ def random(ticket: int, request: Request, loads: Sequence[Load]) -> int:
 
 def shortest_queue(ticket: int, request: Request, loads: Sequence[Load]) -> int:
     """Fewest unfinished requests, then fewest tokens, then the first."""
-    return min(range(len(loads)), key=lambda i: loads[i][:2])
+    return min(range(len(loads)), key=lambda i: by_requests(loads[i]))
 
 
 def fewest_tokens(ticket: int, request: Request, loads: Sequence[Load]) -> int:
     """Fewest unfinished tokens: of prompts on the prefill side (Splitwise's join-shortest-queue,
     ISCA 2024), of outputs, as far as `max_tokens` predicts them, on the decode side."""
-    return min(range(len(loads)), key=lambda i: (loads[i].tokens, loads[i].requests))
+    return min(range(len(loads)), key=lambda i: by_tokens(loads[i]))
 
 
 def power_of_two(ticket: int, request: Request, loads: Sequence[Load]) -> int:
@@ -119,6 +131,11 @@ ROUTERS: dict[str, Callable[..., int]] = {
         shortest_ttft,
     )
 }
+
+
+RANKS: dict[str, Rank] = {"shortest_queue": by_requests, "fewest_tokens": by_tokens}
+"""Routers that take the first of the lowest rank. (The scheduler keeps instances in that order, so
+that their number costs nothing. A router that is not named here sees every candidate's load.)"""
 
 
 def router_of(name: str, routing: Routing, remote: bool) -> Router:
