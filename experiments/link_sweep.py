@@ -36,9 +36,8 @@ from pdjax.report_style import PLACEMENT_COLOURS, STYLE, svg
 
 SCHEDULES = ("whole", "layerwise", "streaming")
 PLACEMENT = flags.DEFINE_string("placement", "disaggregated", "One of the config's placements.")
-LINKS = flags.DEFINE_list(
-    "links", [*PRESETS, "3e8", "1e8", "3e7", "1e7", "3e6"], "Presets and bandwidths in bytes/s."
-)
+SWEPT = ["nvlink4", "pcie5", "rdma-400g", "tcp-10g", "3e8", "1e8", "3e7", "1e7", "3e6"]
+LINKS = flags.DEFINE_list("links", SWEPT, "Presets and bandwidths in bytes/s.")
 
 
 class Row(NamedTuple):

@@ -23,7 +23,7 @@ def simulate(
     roles = config.placements[placement]
     scheduler = Scheduler.of(config, placement, macro_steps=macro_steps)
     contents = Unseen(config.transfer.checksum)
-    backend = VirtualBackend(cost, _say, lambda event: None, contents=contents)
+    backend = VirtualBackend(cost, _say, lambda event: None, contents=contents, placement=roles)
     return serve(source, with_faults(backend, config.faults, roles), scheduler)
 
 

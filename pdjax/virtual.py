@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from pdjax.core.config import Placement
 from pdjax.core.events import (
     Action,
     Alarm,
@@ -26,7 +27,7 @@ from pdjax.core.events import (
     TimeUp,
 )
 from pdjax.cost import Cost
-from pdjax.links import NEVER, Network, Sharing, max_min
+from pdjax.links import NEVER, Network
 
 Compute = Callable[[Action], tuple[Emitted, ...]]
 """Runs an action's arithmetic, if any, and returns the tokens it emits."""
@@ -101,12 +102,13 @@ class VirtualBackend:
         note: Callable[[Event], None],
         *,
         contents: Contents | None = None,
-        share: Sharing = max_min,
+        placement: Placement | None = None,
     ):
-        """note: told of every event when it is submitted. share: how pieces share links."""
+        """note: told of every event when it is submitted. placement: where instances are, which
+        counts where links have nodes."""
         self._cost, self._compute, self._note = cost, compute, note
         self._contents = contents or Unseen()
-        self._network = Network(cost.link, share)
+        self._network = Network(cost.link, placement)
         self._now = 0
         self._heap: list[tuple[int, bool, int, _Due]] = []  # a Send: a piece is ready to leave
         self._sequence = 0

@@ -174,7 +174,7 @@ def test_pieces_to_and_from_a_dead_instance_are_not_heard_of():
     it.start(send(2, D, P))
     it.start(send(3, "prefill/1", P))
     it.start(Step(0, D))
-    assert events(it) == [(100, Down(D, returns=True)), (600, Up(D)), (1030, landed(3, 0))]
+    assert events(it) == [(100, Down(D, returns=True)), (600, Up(D)), (1030, landed(3, 1000))]
 
 
 def test_an_instance_is_down_when_its_last_step_has_stopped():

@@ -14,6 +14,7 @@ from pdjax.core.config import Link
 from pdjax.core.events import Landed, Send, SendFailed, Step
 from pdjax.engine.flights import Flights
 from pdjax.engine.threads import Threads
+from pdjax.links import Network
 from pdjax.programs.transfer import Landing
 
 PATIENCE = 30  # seconds after which something is taken to hang; nothing here takes long
@@ -70,7 +71,9 @@ class Run:
     def __init__(self, link: Link):
         self.wires, self.heard = Wires(), queue.SimpleQueue()
         self.threads = Threads(self.heard.put)
-        self.flights = Flights(self.wires, link, self.threads, time.monotonic_ns, self.heard.put)
+        self.flights = Flights(
+            self.wires, Network(link), self.threads, time.monotonic_ns, self.heard.put
+        )
 
     def start(self, send: Send) -> None:
         self.flights.add(send)

@@ -5,6 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pdjax.core.link import Line as Line
+from pdjax.core.link import Link as Link
+from pdjax.core.link import Nodes as Nodes
+from pdjax.core.link import node_of
 from pdjax.core.placement import ConfigError as ConfigError
 from pdjax.core.placement import Placement as Placement
 from pdjax.core.placement import Pool as Pool
@@ -33,27 +37,6 @@ class Model:
 
     def __post_init__(self):
         require(self.context > 0, f"`model.context` is {self.context}; it must be positive")
-
-
-@dataclass(frozen=True)
-class Link:
-    """What connects two instances. One way, in bytes, per instance and direction; transfers that
-    share an end share its bandwidth fairly.
-
-    preset: a name in `pdjax.links.PRESETS`, or empty. bytes_per_s: overrides the preset's; 0 with
-    no preset is no link at all: as fast as the devices copy (on a modelled clock, at once).
-    """
-
-    preset: Literal["", "nvlink4", "ici-v5e", "pcie5", "rdma-400g", "rdma-200g", "tcp-10g"] = ""
-    bytes_per_s: float = 0.0
-    latency_s: float = 0.0
-
-    def __post_init__(self):
-        require(
-            self.bytes_per_s >= 0 and self.latency_s >= 0,
-            f"`link.bytes_per_s` {self.bytes_per_s} and `link.latency_s` {self.latency_s} must "
-            "be at least 0",
-        )
 
 
 @dataclass(frozen=True)
@@ -312,6 +295,8 @@ class Config:
         _check_faults(self.faults, self.recovery)
         for name, placement in self.placements.items():
             check_placement(name, placement)
+            if self.transfer.link.nodes.devices:
+                node_of(placement, self.transfer.link.nodes)
             if self.cache.prefix:
                 _check_cache(name, placement, self.cache)
 

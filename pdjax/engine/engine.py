@@ -168,7 +168,9 @@ class Engine:
     def modelled(self, clock: Clock) -> VirtualBackend:
         """Real tokens, times by an affine model: every action is computed when it starts."""
         cost = affine(clock, self.config.transfer.link, self.send_bytes)
-        return VirtualBackend(cost, self._compute, self.note, contents=self.wires)
+        return VirtualBackend(
+            cost, self._compute, self.note, contents=self.wires, placement=self.placement
+        )
 
     def _compute(self, action: Action) -> tuple[Emitted, ...]:
         self.note(action)

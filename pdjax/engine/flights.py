@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import jax
 
-from pdjax.core.config import Link
 from pdjax.core.events import Landed, Send, SendFailed, Step
 from pdjax.engine.threads import Threads
 from pdjax.engine.wires import Wires
@@ -46,13 +45,13 @@ class Flights:
     def __init__(
         self,
         wires: Wires,
-        link: Link,
+        network: Network,
         threads: Threads,
         now: Callable[[], int],
         post: Callable[[Landed | SendFailed], object],
     ):
         self._wires, self._threads, self._now, self._post = wires, threads, now, post
-        self._network = Network(link)
+        self._network = network
         self._open: dict[int, _Flight] = {}
         self._closed = False
         self._lock = threading.Lock()  # of everything here

@@ -11,18 +11,20 @@ import queue
 import time
 from typing import Protocol
 
-from pdjax.core.config import Config
+from pdjax.core.config import Config, Placement
 from pdjax.core.events import Action, Alarm, Cancel, Event, Send, Step, StepDone, TimeUp
 from pdjax.engine.flights import Flights
 from pdjax.engine.instance import Instance
 from pdjax.engine.threads import Threads
 from pdjax.engine.wires import Wires
+from pdjax.links import Network
 
 
 class Served(Protocol):
     """What the backend needs of an engine."""
 
     config: Config
+    placement: Placement
     instances: dict[str, Instance]
     wires: Wires
 
@@ -41,8 +43,8 @@ class LiveBackend:
         self._pending = 0  # jobs whose event has not come out yet
         self._events: queue.SimpleQueue[tuple[int, Event] | BaseException] = queue.SimpleQueue()
         self._threads = Threads(self._events.put)
-        link = engine.config.transfer.link
-        self._flights = Flights(engine.wires, link, self._threads, self._now, self._post)
+        network = Network(engine.config.transfer.link, engine.placement)
+        self._flights = Flights(engine.wires, network, self._threads, self._now, self._post)
         self._free_ns = dict.fromkeys(engine.instances, 0)
 
     # --- core.loop.Backend ---------------------------------------------------------------
