@@ -8,6 +8,7 @@ import numpy as np
 
 from pdjax.core.config import Clock, Link
 from pdjax.core.events import Send, Step
+from pdjax.processors import Sharing
 
 NANOSECONDS = 1e9
 
@@ -17,13 +18,15 @@ DecodeNs = Callable[[Step], Sequence[int] | np.ndarray]
 
 
 class Cost(NamedTuple):
-    """Nanoseconds of a step, the bytes of a piece, and the links that pieces cross. decode_ns says
-    of many decode steps at once what step_ns says of each."""
+    """Nanoseconds of a step alone on its processor, the bytes of a piece, and the links that pieces
+    cross. decode_ns says of many decode steps at once what step_ns says of each. sharing: how steps
+    on one processor slow each other down."""
 
     step_ns: Callable[[Step], int]
     send_bytes: Callable[[Send], int]
     link: Link = Link()
     decode_ns: DecodeNs | None = None
+    sharing: Sharing = Sharing()
 
     def ends_ns(self, step: Step) -> list[int]:
         """When each iteration of an open step ends: what as many single steps would last."""

@@ -9,6 +9,7 @@ from pdjax.core.loop import Source, serve
 from pdjax.core.scheduler import Scheduler
 from pdjax.cost import Cost
 from pdjax.faults import with_faults
+from pdjax.processors import shared_processors
 from pdjax.virtual import Unseen, VirtualBackend
 
 
@@ -21,7 +22,9 @@ def simulate(
     macro_steps: decode steps that are alike are one event, which changes no token's time.
     """
     roles = config.placements[placement]
-    scheduler = Scheduler.of(config, placement, macro_steps=macro_steps)
+    # Iterations that another instance can stretch are steps of their own.
+    alone = not shared_processors(roles, cost.sharing.host)
+    scheduler = Scheduler.of(config, placement, macro_steps=macro_steps and alone)
     contents = Unseen(config.transfer.checksum)
     backend = VirtualBackend(cost, _say, lambda event: None, contents=contents, placement=roles)
     return serve(source, with_faults(backend, config.faults, roles), scheduler)

@@ -8,7 +8,7 @@ import heapq
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pdjax.core.config import Placement
@@ -28,6 +28,7 @@ from pdjax.core.events import (
 )
 from pdjax.cost import Cost
 from pdjax.links import NEVER, Network
+from pdjax.processors import Computing, Processors
 
 Compute = Callable[[Action], tuple[Emitted, ...]]
 """Runs an action's arithmetic, if any, and returns the tokens it emits."""
@@ -59,8 +60,8 @@ class Unseen:
         return "what landed is not what left" if self.checksum and send in self.spoiled else ""
 
 
-@dataclass(slots=True, eq=False)
-class _Run:
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Run(Computing):
     """A step that runs: `group` of its `groups` layer groups is next, or waits for its pieces."""
 
     step: Step
@@ -70,12 +71,11 @@ class _Run:
     groups: int
     group: int = 0
     began_ns: int = 0
-    waited_ns: int = 0
+    armed_ns: int | None = None  # when it is looked at next
     ends_ns: tuple[int, ...] = ()  # of the iterations of an open step
-    is_cut: bool = False
 
     def computed_ns(self) -> int:
-        """Of its time without waiting, what the groups before `group` take."""
+        """Of its time alone and without waiting, what the groups before `group` take."""
         return self.length_ns * self.group // self.groups
 
 
@@ -109,6 +109,7 @@ class VirtualBackend:
         self._cost, self._compute, self._note = cost, compute, note
         self._contents = contents or Unseen()
         self._network = Network(cost.link, placement)
+        self._processors = Processors(cost.sharing, placement or {}, self._look_at)
         self._now = 0
         self._heap: list[tuple[int, bool, int, _Due]] = []  # a Send: a piece is ready to leave
         self._sequence = 0
@@ -190,7 +191,16 @@ class VirtualBackend:
         queue = self._steps.setdefault(step.instance, deque())
         ends_ns = tuple(self._cost.ends_ns(step)) if step.open else ()
         length_ns = ends_ns[-1] if step.open else self._cost.step_ns(step)
-        queue.append(_Run(step, emitted, self._next(), length_ns, groups, ends_ns=ends_ns))
+        queue.append(
+            _Run(
+                step=step,
+                emitted=emitted,
+                sequence=self._next(),
+                length_ns=length_ns,
+                groups=groups,
+                ends_ns=ends_ns,
+            )
+        )
         if len(queue) == 1:
             self._begin(queue[0])
 
@@ -204,9 +214,16 @@ class VirtualBackend:
         if any(piece is not None and piece.group == run.group for piece in awaited):
             self._waiting.append(run)
             return
-        run.waited_ns = self._now - run.began_ns - run.computed_ns()
+        before_ns = run.computed_ns()
         run.group += 1
-        self._push(run, run.began_ns + run.waited_ns + run.computed_ns())
+        length_ns = run.computed_ns() - before_ns
+        self._processors.begin(self._now, run.step.instance, run, length_ns)
+        self._look_at(run)
+
+    def _look_at(self, run: _Run) -> None:
+        """Sees to it that a run is looked at when its group ends."""
+        run.armed_ns = run.due_ns
+        self._push(run, run.armed_ns)
 
     def _cut(self, cut: Cut) -> None:
         """The iteration in progress becomes the last one of an open step."""
@@ -214,13 +231,15 @@ class VirtualBackend:
         run = queue[0]
         last = bisect_left(run.ends_ns, self._now - run.began_ns)
         if run.step.id == cut.step and last + 1 < len(run.ends_ns):
-            queue[0] = replace(run, ends_ns=run.ends_ns[: last + 1])
-            run.is_cut = True
-            self._push(queue[0], run.began_ns + run.ends_ns[last])
+            run.ends_ns = run.ends_ns[: last + 1]
+            run.left_ns -= run.due_ns - (run.began_ns + run.ends_ns[last])
+            self._look_at(run)
 
     def _end_group(self, run: _Run) -> Event | None:
-        if run.is_cut:
+        if run.armed_ns != self._now:  # its end has moved since it was set
             return None
+        run.armed_ns = None
+        self._processors.end(self._now, run.step.instance, run)
         for send in run.step.sends:
             if send.group == run.group - 1:
                 self._leave(send)
