@@ -1,7 +1,6 @@
 """Steps on one processor slow each other down, as the fluid model says, and no others."""
 
 from collections import deque
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
