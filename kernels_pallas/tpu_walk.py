@@ -7,7 +7,8 @@ the pages of the next ones, and the queries of the next row, are on their way to
 a ring of buffers, so only the first step waits for the memory's latency.
 
 With two cores per device (v5p) each walks half of the list. Where rows are few the cut may fall
-inside a row: each core then gives what it has of every row, and the parts are combined afterwards.
+inside a row: the second core then gives its part of that row as a row of its own, and the two are
+combined afterwards.
 """
 
 import dataclasses
@@ -23,6 +24,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from kernels_pallas import compat
 from kernels_pallas.dispatch import UnsupportedError
+from kernels_pallas.paged_attention.ref import Partial, combine
 from kernels_pallas.pages import Pages
 
 LANES = 128
@@ -102,8 +104,8 @@ class Refs(NamedTuple):
     q_VCRH: Any
     kv_PKpJ: Any
     scale_P1X: Any
-    o_WVCRH: Any
-    lse_WVCRH: Any
+    o_XCRH: Any  # rows, then what each core but the first has of the row that it begins inside
+    lse_XCRH: Any
     ring_bKpJ: Any
     ring_b1X: Any
     ring_bCRH: Any
@@ -141,6 +143,30 @@ def check(q: jax.Array, pages: Pages, table: jax.Array, run: int) -> None:
         raise UnsupportedError(f"a table of {table.shape[1]} entries is no multiple of run = {run}")
 
 
+def plan_of(
+    q_BTNH: jax.Array, pages: Pages, table_Bn: jax.Array, run: int, tokens: int, **sizes: Any
+) -> Plan:
+    """The plan of a call whose steps have about `tokens` tokens: whole runs of pages and whole
+    registers. sizes: the fields of Plan that do not follow from the arguments."""
+    _, K, p, _ = pages.kv_PKpJ.shape
+    N, H = q_BTNH.shape[2:]
+    n = table_Bn.shape[1]
+    unit = max(run * p, LANES)
+    return Plan(
+        K=K,
+        G=N // K,
+        H=H,
+        page=p,
+        run=run,
+        n=n,
+        units=pl.cdiv(min(tokens, pl.cdiv(n * p, LANES) * LANES), unit) * unit // (run * p),
+        ring=3,
+        cores=compat.tensor_cores(),
+        biased=compat.reads_biased_fp8(pages.kv_PKpJ.dtype),
+        **sizes,
+    )
+
+
 def walk(
     plan: Plan,
     arithmetic: Arithmetic,
@@ -150,37 +176,47 @@ def walk(
     rows: Rows,
     interpret: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """o_WVCRH and, if partial, lse_WVCRH, all lanes the same; each of W cores has a part. Otherwise
-    W is 1. Rows without keys give zeros and MASKED."""
-    bound_X, row_I, offset_V, visited_WV = _list(plan, rows)
+    """o_VCRH and, if partial, lse_VCR. Rows without keys give zeros and MASKED."""
+    bound_X, row_I, offset_V, seen_V = _list(plan, rows)
     pages = jax.tree.map(lambda x: compat.stays_in_hbm(x, interpret), pages)
     operands = (bound_X, row_I, offset_V, *rows, table_Bn.reshape(-1), q_VCRH, *pages)
-    out = _call(plan, arithmetic, q_VCRH, pages, interpret)(*operands)
-    seen_WV111 = visited_WV[..., None, None, None]
-    o_WVCRH = jnp.where(seen_WV111, out[0], jnp.zeros((), plan.o_dtype))
-    return o_WVCRH, jnp.where(seen_WV111, out[1], MASKED) if plan.partial else None
+    o_XCRH, lse_XCRH = _call(plan, arithmetic, q_VCRH, pages, interpret)(*operands)
+    seen_V111 = seen_V[:, None, None, None]
+    if lse_XCRH is None:
+        return jnp.where(seen_V111, o_XCRH, jnp.zeros((), plan.o_dtype)), None
+    o_VCRH, lse_VCR = _join(plan, bound_X, row_I, Partial(o_XCRH, lse_XCRH[..., 0]))
+    return jnp.where(seen_V111, o_VCRH, 0.0), jnp.where(seen_V111[..., 0], lse_VCR, MASKED)
+
+
+def _join(plan: Plan, bound_X: jax.Array, row_I: jax.Array, parts_X: Partial) -> Partial:
+    """All rows, those whole that two cores share."""
+    o_VCRH, lse_VCR = (x[: plan.V] for x in parts_X)
+    for core in range(1, plan.cores):
+        at, last = bound_X[core], plan.steps - 1
+        row = row_I[jnp.minimum(at, last)]
+        is_cut = (at < bound_X[core + 1]) & (at > 0) & (row_I[jnp.clip(at - 1, 0, last)] == row)
+        ends = [Partial(*(x[None, i] for x in parts_X)) for i in (row, plan.V + core - 1)]
+        o_1CRH, lse_1CR = combine(ends)
+        is_it_V11 = (is_cut & (jnp.arange(plan.V) == row))[:, None, None]
+        o_VCRH = jnp.where(is_it_V11[..., None], o_1CRH, o_VCRH)
+        lse_VCR = jnp.where(is_it_V11, lse_1CR, lse_VCR)
+    return Partial(o_VCRH, lse_VCR)
 
 
 def _list(plan: Plan, rows: Rows) -> tuple[jax.Array, ...]:
-    """bound_X, row_I, offset_V as in Refs, and which rows each core has a part of."""
+    """bound_X, row_I, offset_V as in Refs, and which rows have steps."""
     first_V = jnp.zeros_like(rows.keys_V)
     if plan.window is not None:
         first_V = jnp.maximum(rows.position_V - plan.window + 1, 0) // plan.tokens
     count_V = jnp.maximum(pl.cdiv(rows.keys_V, plan.tokens) - first_V, 0)
     end_V = jnp.cumsum(count_V)
-    begin_V = end_V - count_V
     bound_X = end_V[-1] * jnp.arange(plan.cores + 1, dtype=jnp.int32) // plan.cores
     if not plan.partial:
         whole_XV = end_V[None] <= bound_X[:, None]
         bound_X = jnp.where(whole_XV, end_V[None], 0).max(1)
     row_I = jnp.searchsorted(end_V, jnp.arange(plan.steps, dtype=jnp.int32), side="right")
     row_I = jnp.minimum(row_I, plan.V - 1).astype(jnp.int32)
-    if plan.partial:
-        low_W1, high_W1 = bound_X[:-1, None], bound_X[1:, None]
-        visited_WV = jnp.minimum(end_V[None], high_W1) > jnp.maximum(begin_V[None], low_W1)
-    else:
-        visited_WV = (count_V > 0)[None]
-    return bound_X, row_I, begin_V - first_V, visited_WV
+    return bound_X, row_I, end_V - count_V - first_V, count_V > 0
 
 
 def _call(plan: Plan, arithmetic: Arithmetic, q_VCRH, pages: Pages, interpret: bool):
@@ -194,7 +230,7 @@ def _call(plan: Plan, arithmetic: Arithmetic, q_VCRH, pages: Pages, interpret: b
         scale_YS = pltpu.VMEM((2 * plan.K, plan.tokens), jnp.float32)
         if plan.loop:
             kv_2SX = pltpu.VMEM((2, plan.tokens, plan.heads * plan.lanes), q_VCRH.dtype)
-    out = (plan.cores if plan.partial else 1, plan.V, *shape)
+    out = (plan.V + (plan.cores - 1 if plan.partial else 0), *shape)
     return pl.pallas_call(
         lambda *refs: _kernel(plan, arithmetic, Refs(*refs)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -262,7 +298,7 @@ def _kernel(plan: Plan, arithmetic: Arithmetic, refs: Refs) -> None:
         def _():
             pl.when(written > 0)(lambda: _write(plan, refs, row, "wait"))
             end_row(plan, refs)
-            _write(plan, refs, row, "start")
+            _write(plan, refs, _place(plan, refs, row, begin), "start")
 
         return written + done.astype(jnp.int32)
 
@@ -313,10 +349,17 @@ def _fetch(plan: Plan, refs: Refs, i, begin, do: str) -> None:
 
 def _write(plan: Plan, refs: Refs, row, do: str) -> None:
     """Starts, or waits for, the copies of a row's results."""
-    core = pl.program_id(0) if plan.partial else 0
-    for place, out in ((refs.out_CRH, refs.o_WVCRH), (refs.out_lse_CRH, refs.lse_WVCRH)):
+    for place, out in ((refs.out_CRH, refs.o_XCRH), (refs.out_lse_CRH, refs.lse_XCRH)):
         if out is not None:
-            getattr(pltpu.make_async_copy(place, out.at[core, row], refs.left), do)()
+            getattr(pltpu.make_async_copy(place, out.at[row], refs.left), do)()
+
+
+def _place(plan: Plan, refs: Refs, row, begin):
+    """Where a row's results go."""
+    if not plan.partial or plan.cores == 1:
+        return row
+    is_cut = (begin > 0) & (refs.row_I[jnp.maximum(begin - 1, 0)] == row)
+    return jnp.where(is_cut, plan.V + pl.program_id(0) - 1, row)
 
 
 def _clear_tail(plan: Plan, refs: Refs, row, block, slot) -> None:

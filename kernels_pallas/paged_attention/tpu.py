@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from kernels_pallas import compat, tpu_walk
+from kernels_pallas import tpu_walk
 from kernels_pallas.dispatch import UnsupportedError
-from kernels_pallas.paged_attention.ref import Partial, combine, scaled
+from kernels_pallas.paged_attention.ref import Partial, scaled
 from kernels_pallas.pages import Pages
 from kernels_pallas.tpu_step import ARITHMETIC
 from kernels_pallas.tpu_walk import LANES, LOG2E, Plan, Rows
@@ -36,8 +36,9 @@ def partial_attention(
     plan = _plan(q_BTNH, pages, table_Bn, window, softcap, run)
     # Powers of 2 are cheaper than of e; a softcap takes its factor after the tanh.
     q_BCRH = _pack(scaled(q_BTNH, scale * LOG2E if softcap is None else scale / softcap), plan)
-    # Tables lie in scalar memory; those of too many rows go in several calls.
-    most = max(1, tpu_walk.TABLE_BYTES // (4 * plan.n))
+    # Tables lie in scalar memory; those of too many rows go in several calls, as even as can be.
+    calls = pl.cdiv(plan.V, max(1, tpu_walk.TABLE_BYTES // (4 * plan.n)))
+    most = pl.cdiv(plan.V, calls)
     parts = []
     for b in range(0, plan.V, most):
         some = dataclasses.replace(plan, V=min(most, plan.V - b))
@@ -45,41 +46,32 @@ def partial_attention(
         rows = Rows(jnp.arange(some.V, dtype=jnp.int32), position_B[part], keys_B[part])
         out = tpu_walk.walk(some, ARITHMETIC, q_BCRH[part], pages, table_Bn[part], rows, interpret)
         parts.append(out)
-    o_WBCRH, lse_WBCRH = (jnp.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
-    o_WBTNH = _unpack(o_WBCRH[..., -plan.H :], plan)
-    lse_WBTN = _unpack(lse_WBCRH[..., :1], plan)[..., 0]
-    return combine([Partial(*part) for part in zip(o_WBTNH, lse_WBTN, strict=True)])
+    o_BCRH, lse_BCR = (jnp.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return Partial(_unpack(o_BCRH[..., -plan.H :], plan), _unpack(lse_BCR, plan))
 
 
 def _plan(q_BTNH, pages: Pages, table_Bn, window, softcap, run: int) -> Plan:
-    B, T, N, H = q_BTNH.shape
-    _, K, p, _ = pages.kv_PKpJ.shape
-    G, n = N // K, table_Bn.shape[1]
+    B, T, N, _ = q_BTNH.shape
+    K = pages.kv_PKpJ.shape[1]
+    G = N // K
     if G * T > ROWS:
         raise UnsupportedError(
             f"{T} tokens of {G} query heads per kv head make {G * T} rows; the TPU kernel takes up "
             f"to {ROWS}: give fewer tokens, or use prefill_attention"
         )
-    tokens = min(max(LANES, STEP // K // LANES * LANES), pl.cdiv(n * p, LANES) * LANES)
-    unit = max(run * p, LANES)
     heads = max(c for c in range(1, K + 1) if K % c == 0 and (c == 1 or c * G * T <= 8))
     rows = pl.cdiv(heads * G * T, 8) * 8
-    return Plan(
+    return tpu_walk.plan_of(
+        q_BTNH,
+        pages,
+        table_Bn,
+        run,
+        tokens=max(LANES, STEP // K // LANES * LANES),
         V=B,
         T=T,
-        K=K,
-        G=G,
-        H=H,
-        page=p,
-        run=run,
-        n=n,
         heads=heads,
         rows=rows,
-        units=pl.cdiv(tokens, unit) * unit // (run * p),
-        ring=3,
-        cores=compat.tensor_cores(),
         partial=True,
-        biased=compat.reads_biased_fp8(pages.kv_PKpJ.dtype),
         window=window,
         softcap=softcap,
         loop=False,
@@ -96,9 +88,9 @@ def _pack(q_BTNH: jax.Array, plan: Plan) -> jax.Array:
     return jnp.pad(q_BCRH, ((0, 0), (0, 0), (0, rows), (0, lanes)))
 
 
-def _unpack(x_WBCRH: jax.Array, plan: Plan) -> jax.Array:
-    """[W, B, T, N, last]."""
-    W, B, C, _, last = x_WBCRH.shape
-    x = x_WBCRH[:, :, :, : plan.heads * plan.G * plan.T]
-    x = x.reshape(W, B, C, plan.heads, plan.G, plan.T, last)
-    return x.transpose(0, 1, 5, 2, 3, 4, 6).reshape(W, B, plan.T, -1, last)
+def _unpack(x_BCR_: jax.Array, plan: Plan) -> jax.Array:
+    """[B, T, N, ...] of what _pack gave [B, C, R, ...]."""
+    B, C, _, *rest = x_BCR_.shape
+    x = x_BCR_[:, :, : plan.heads * plan.G * plan.T]
+    x = x.reshape(B, C, plan.heads, plan.G, plan.T, *rest)
+    return jnp.moveaxis(x, 4, 1).reshape(B, plan.T, -1, *rest)

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from kernels_pallas import compat, tpu_walk
+from kernels_pallas import tpu_walk
 from kernels_pallas.paged_attention.ref import scaled
 from kernels_pallas.pages import Pages
 from kernels_pallas.tpu_step import ARITHMETIC
-from kernels_pallas.tpu_walk import LANES, LOG2E, Plan, Rows
+from kernels_pallas.tpu_walk import LOG2E, Plan, Rows
 
 # A tile's queries per kv head: each token of the cache that is read meets so many. From 600 on the
 # matrix units of v6e, which have most work to do per byte, are busier than the memory.
@@ -48,42 +48,34 @@ def prefill_attention(
     q_VKRH = q.transpose(0, 2, 3, 1, 4).reshape(plan.V, plan.K, plan.rows, plan.lanes)
     o_VKRH = tpu_walk.walk(
         plan, ARITHMETIC, q_VKRH, pages, table_Cn, _rows(plan, start_C, length_C), interpret
-    )[0][0]
+    )[0]
     o = o_VKRH[..., -H:].reshape(plan.V, plan.K, plan.G, plan.T, H)
     return o.transpose(0, 3, 1, 2, 4).reshape(C, tiles * plan.T, N, H)[:, :T]
 
 
 def _plan(q_CTNH, pages: Pages, table_Cn, window, softcap, run: int) -> Plan:
-    C, T, N, H = q_CTNH.shape
-    _, K, p, _ = pages.kv_PKpJ.shape
-    G, n = N // K, table_Cn.shape[1]
+    C, T, N, _ = q_CTNH.shape
+    K = pages.kv_PKpJ.shape[1]
+    G = N // K
     # Tokens of a tile fill whole registers, of 8 rows of 4 bytes or 16 of 2.
     tile = min(TILE // G, SUMS // (G * K), pl.cdiv(T, 16) * 16) // 16 * 16
     tile = max(tile, 16)
-    tokens = min(
-        max(STEP[0], STEP[1] // K), SCORES // min(PART, G * tile), pl.cdiv(n * p, LANES) * LANES
-    )
-    unit = max(run * p, LANES)
-    return Plan(
+    part = min(PART, G * tile)
+    return tpu_walk.plan_of(
+        q_CTNH,
+        pages,
+        table_Cn,
+        run,
+        tokens=min(max(STEP[0], STEP[1] // K), SCORES // part),
         V=C * pl.cdiv(T, tile),
         T=tile,
-        K=K,
-        G=G,
-        H=H,
-        page=p,
-        run=run,
-        n=n,
         heads=1,
         rows=G * tile,
-        units=pl.cdiv(tokens, unit) * unit // (run * p),
-        ring=3,
-        cores=compat.tensor_cores(),
         partial=False,
-        biased=compat.reads_biased_fp8(pages.kv_PKpJ.dtype),
         window=window,
         softcap=softcap,
         loop=True,
-        part=min(PART, G * tile),
+        part=part,
         o_dtype=q_CTNH.dtype,
     )
 
