@@ -1,6 +1,6 @@
-"""Whole steps compiled for chips that are not there: shapes only, no weights.
+"""Whole steps and transfers compiled for chips that are not there: shapes only, no weights.
 
-The programs are the engine's own, programs.step.step_programs.
+The programs are the engine's own, of programs.step and programs.transfer.
 """
 
 from collections.abc import Mapping
@@ -19,6 +19,7 @@ from pdjax.programs import model
 from pdjax.programs.batch import Chunks, Slots, no_chunks, no_slots
 from pdjax.programs.mesh import check_tp, make_mesh, tree_sharding
 from pdjax.programs.step import Ends, head_of, step_programs
+from pdjax.programs.transfer import transfer_programs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,20 @@ def compile_step(case: Case) -> dict[str, jax.stages.Compiled]:
         ends = Ends(chunks.length_C, chunks.sampling)
     compiled["finish"], _ = _compile(programs.finish, head, x_TD, tokens_B, slots, ends)
     return compiled
+
+
+def compile_moves(case: Case, layers: int, tokens: int) -> dict[str, jax.stages.Compiled]:
+    """`extract` and `insert` of a piece of so many layers and tokens, with checksums."""
+    mesh = make_mesh(aot_tpu.devices(case.chip)[: case.tp])
+    programs = transfer_programs(mesh, case.arch.K, True, case.attention)
+    kvs = _pool(case, mesh)[:layers]
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    table_n = np.zeros(-(-case.context // case.page), np.int32)
+    span = (table_n, np.int32(0), np.int32(0))
+    span = jax.tree.map(lambda x: _placed(x, everywhere), span)
+    extract, piece = _compile(programs.extract, kvs, *span, T=tokens)
+    insert, _ = _compile(jax.jit(programs.insert, donate_argnums=0), kvs, piece, *span)
+    return {"extract": extract, "insert": insert}
 
 
 def memory_bytes(case: Case, compiled: Mapping[str, jax.stages.Compiled]) -> int:

@@ -1,4 +1,4 @@
-"""Prefill and decode steps of real models compile for TPU with the kernels inside, and fit."""
+"""Steps and transfers of real models compile for TPU with the kernels inside, and fit."""
 
 import pytest
 
@@ -40,3 +40,18 @@ def test_a_step_compiles_and_fits(chip: str, arch: Architecture, tp: int, sizes:
         over = (needed - there) / 1e9
         assert (chip, arch) in TOO_LARGE, f"{over:.2f} GB over {there / 1e9:.1f} GB per chip"
         pytest.xfail(f"compiles, but needs {over:.2f} GB more than a chip's {there / 1e9:.1f} GB")
+
+
+@pytest.mark.parametrize("chip", ["v5e", "tpu7x"])
+def test_a_piece_moves_by_kernels_and_its_pool_stays_in_place(chip: str):
+    layers, tokens, context = 4, 512, 16384
+    case = aot.Case(arch=LLAMA3_8B, chip=chip, tp=4, rows=1, context=context, tokens=tokens)
+    programs = aot.compile_moves(case, layers, tokens)
+    assert [name.split(".")[0] for name in aot_tpu.kernels(programs["extract"])] == ["pack_pages"]
+    into = {name.split(".")[0] for name in aot_tpu.kernels(programs["insert"])}
+    # It also takes out what it put in, for the checksum.
+    assert into == {"unpack_pages", "append_to_pages", "pack_pages"}
+    memory = programs["insert"].memory_analysis()
+    pool = layers * context * case.layout.token_bytes // case.tp
+    assert memory.alias_size_in_bytes >= pool
+    assert memory.temp_size_in_bytes < pool / 4, "pages are copied"
