@@ -34,10 +34,11 @@ test: $(VENV)/.$(extras)
 	$(bin)/python -m pytest
 
 # The compilers have an environment of their own: a jax that finds them looks for their devices.
-# Chips are compiled for side by side, each in a process that has only its own compiler.
+# Chips are compiled for side by side, each in a process that has only its own compiler. GPU kernels
+# need the jax that needs Python 3.12.
 aot: $(AOT_VENV)/.aot
 	@printf '%s\n' v5e v5p v6e tpu7x gpu | xargs -P $(JOBS) -I CHIP \
-	  $(AOT_VENV)/bin/python -m pytest -q -rfE -p no:cacheprovider -k CHIP tests/aot
+	  $(AOT_VENV)/bin/python -m pytest -q -rfEs -p no:cacheprovider -k CHIP tests/aot
 
 clean:
 	rm -rf $(VENV) $(AOT_VENV) .cache

@@ -81,6 +81,8 @@ class Resources:
 
 def missing() -> str | None:
     """Why nothing can be compiled here, or None."""
+    if jax.__version_info__ < (0, 11):
+        return f"the GPU kernels need jax 0.11, not {jax.__version__}: `make aot PYTHON=python3.12`"
     if importlib.util.find_spec("jax_cuda12_plugin") is None:
         return "no GPU compiler: run `make aot`, or install jax-cuda12-plugin and jax-cuda12-pjrt"
     return None
