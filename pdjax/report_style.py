@@ -42,6 +42,8 @@ INCIDENT_MARKS = {  # what: marker, colour
     "piece failed": ("X", "#CC0000"),
     "down": ("s", "#CC0000"),
     "up": ("^", "#009E73"),
+    "drain": ("d", "#0072B2"),
+    "switch": ("D", "#0072B2"),
     "failed": ("X", "#000000"),
 }
 STYLE = {

@@ -2,9 +2,9 @@
 
 Times are microseconds of the run. One process per instance, with a track per kind of step and
 counters; one for transfers, with a track per pair of instances; one for requests, whose stages
-are asynchronous spans. Preemptions, retries, instances going down and up and pieces that failed
-are instants. Spans of a track that overlap get lanes of their own, because the format nests
-overlapping spans of one thread.
+are asynchronous spans. Preemptions, retries, instances going down and up or changing their jobs
+and pieces that failed are instants. Spans of a track that overlap get lanes of their own, because
+the format nests overlapping spans of one thread.
 """
 
 import heapq
@@ -130,9 +130,8 @@ def _incidents(incidents: pd.DataFrame, pids: Mapping[str, int]) -> list[dict]:
         who = f" request {row.rid}" if row.rid >= 0 else ""
         where = {"s": "p", "pid": pids[process], "tid": 0, "ts": _us(row.t_s)}
         args = {"where": row.where, "how": row.how}
-        events.append(
-            {"ph": "i", "name": f"{row.what}{who}", "cat": row.what, "args": args, **where}
-        )
+        name = f"{row.what} to {row.how}" if row.what in ("drain", "switch") else f"{row.what}{who}"
+        events.append({"ph": "i", "name": name, "cat": row.what, "args": args, **where})
     return events
 
 

@@ -7,8 +7,9 @@ import os
 from decision_helpers import PAGE, PLACEMENTS, both, decode, pool, prefill
 from hypothesis import settings
 from hypothesis import strategies as st
+from switching_helpers import wild
 
-from pdjax.core.config import Cache, Placement, Recovery, Role
+from pdjax.core.config import SLO, Cache, Placement, Recovery, Role, Switching
 
 # The same examples in every run, so that CI fails only where the code changed. With
 # PDJAX_MANY=20 twenty times as many, and others in each run.
@@ -29,7 +30,10 @@ def placements(draw: st.DrawFn) -> Placement:
     lag, steps = draw(st.integers(0, 1)), draw(st.integers(1, 3))
     growth, how = draw(st.integers(0, 4)), draw(st.sampled_from(["recompute", "return", "swap"]))
 
+    shared = any(role.pool_of for role in kind.values())
+
     def vary(role: Role) -> Role:
+        switches = role.does != "both" and not shared and draw(st.booleans())
         size, form = draw(st.integers(3, 12)), draw(st.sampled_from(["pages", "slab"]))
         return dataclasses.replace(
             role,
@@ -42,6 +46,8 @@ def placements(draw: st.DrawFn) -> Placement:
             growth=growth,
             preempt=how,
             swap_tokens=draw(st.integers(1, 8)) * PAGE if how == "swap" else 0,
+            switches=switches,
+            mixed=role.mixed or (switches and draw(st.booleans())),
         )
 
     return {name: vary(role) for name, role in kind.items()}
@@ -64,7 +70,18 @@ RECOVERIES = st.builds(
     attempts=st.integers(1, 2),
     lease_s=st.sampled_from([0, LEASE_NS * 1e-9]),
 )
+SWITCHINGS = st.builds(
+    Switching,
+    policy=st.sampled_from(["never", "slo", "mixed", wild.__name__]),
+    every_s=st.sampled_from([3e-9, 9e-9]),
+    cooldown_s=st.sampled_from([0, 20e-9]),
+    prompts_above=st.sampled_from([0, 6]),
+)
 ALL_OPTIONS = {
+    "switching": SWITCHINGS,
+    "slo": st.builds(
+        SLO, ttft_s=st.sampled_from([2e-9, 9e-9]), tpot_s=st.sampled_from([2e-9, 9e-9])
+    ),
     "groups": st.integers(1, 3),
     "schedule": st.sampled_from(["whole", "chunkwise", "layerwise", "streaming"]),
     "credits": st.integers(0, 2),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from referee import Referee
 
 from pdjax.core.config import (
+    SLO,
     Cache,
     Clock,
     Link,
@@ -15,6 +16,7 @@ from pdjax.core.config import (
     Recovery,
     Role,
     Routing,
+    Switching,
     Transfer,
     pool_owner,
 )
@@ -130,7 +132,8 @@ def counting(stops: Mapping[int, int] | None = None) -> Compute:
 def scheduler_for(placement: Placement, *, groups: int = 1, schedule: str = "layerwise",
                   credits: int = 0, prefill_router: str = "shortest_queue",
                   decode_router: str = "shortest_queue", cache: Cache | None = None,
-                  recovery: Recovery | None = None) -> Scheduler:  # fmt: skip
+                  recovery: Recovery | None = None, slo: SLO | None = None,
+                  switching: Switching | None = None) -> Scheduler:  # fmt: skip
     return Scheduler(
         placement,
         context=CONTEXT,
@@ -138,6 +141,8 @@ def scheduler_for(placement: Placement, *, groups: int = 1, schedule: str = "lay
         routing=Routing(prefill_router, decode_router),
         cache=cache or Cache(),
         recovery=recovery or Recovery(),
+        switching=switching,
+        slo=slo,
     )
 
 
@@ -182,6 +187,7 @@ class Driven:
         self.cancelled: set[int] = set()
         self.alarms: list[int] = []
         self.log: list[Record] = []
+        self.began: dict[int, int] = {}
         self.now = -1
         self._compute = counting(stops)
 
@@ -210,6 +216,7 @@ class Driven:
         for action in actions:
             if isinstance(action, Step):
                 self.running[action.id] = action
+                self.began[action.id] = self.now
                 self.flying |= {send.id: send for send in action.sends}
             elif isinstance(action, Send):
                 self.flying[action.id] = action
@@ -264,7 +271,7 @@ class Driven:
 
     def done(self, step: Step) -> StepDone:
         del self.running[step.id]
-        return StepDone(step.id, step.instance, 0, self._compute(step))
+        return StepDone(step.id, step.instance, self.began[step.id], self._compute(step))
 
     def landed(self, send_id: int) -> Landed:
         send = self._take(send_id)

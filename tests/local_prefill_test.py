@@ -1,7 +1,5 @@
-"""Prompts that a decode instance prefills itself: short ones, and those that find all prefill
-instances busy. Nothing of them moves."""
+"""Short prompts, which a decode instance prefills itself. Nothing of them moves."""
 
-import pytest
 from decision_helpers import PLACEMENTS, check_run, request, served
 from engine_helpers import COLLOCATED, SPLIT, assert_pools_are_full, config_of, run
 from engine_helpers import request as prompt_of
@@ -39,17 +37,10 @@ def test_a_cached_beginning_makes_a_long_prompt_short():
     assert found == {0: "prefill/0", 1: "decode/0"}
 
 
-def test_prompts_overflow_while_every_prefill_instance_has_too_much_before_it():
-    requests = [request(rid, 6, 2) for rid in range(4)]
-    found = homes(requests, Routing(overflow_above=7))
-    assert found == {0: "prefill/0", 1: "prefill/0", 2: "decode/0", 3: "decode/0"}
-
-
-@pytest.mark.parametrize("routing", [Routing(local_below=20), Routing(overflow_above=20)])
-def test_tokens_are_those_of_the_collocated_server(routing):
+def test_tokens_are_those_of_the_collocated_server():
     lengths = (33, 5, 16, 40, 1, 19)
     requests = [prompt_of(i, n, at_ms=2 * i, max_tokens=4) for i, n in enumerate(lengths)]
-    ran = run(config_of(SPLIT, routing=routing), requests)
+    ran = run(config_of(SPLIT, routing=Routing(local_below=20)), requests)
     chunked = {step.instance for step in ran.all(Step) if step.chunks}
     assert chunked == {"prefill/0", "decode/0"}
     assert ran.tokens == run(config_of(COLLOCATED), requests).tokens

@@ -6,9 +6,10 @@ import msgspec
 from decision_helpers import COST, MS, PLACEMENTS, Listed, pool, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from switching_helpers import wild
 
-from pdjax.core.config import Clock, Config, Link, Model, Routing, Transfer
-from pdjax.core.events import Finish, Landed, Preempt, Record, Refuse, Step
+from pdjax.core.config import Clock, Config, Link, Model, Routing, Switching, Transfer
+from pdjax.core.events import Drain, Finish, Landed, Preempt, Record, Refuse, Step, Switch
 from pdjax.cost import affine
 from pdjax.metrics import analyse
 from pdjax.sim import simulate
@@ -28,11 +29,13 @@ ODD = affine(
 
 
 def config_of(placement, **transfer) -> Config:
+    switches = any(role.switches for role in placement.values())
     return Config(
         {"it": placement},
         model=Model("none", context=60),
         transfer=Transfer(**transfer),
         routing=Routing("shortest_queue", "round_robin"),
+        switching=Switching(wild.__name__ if switches else "never", every_s=0.0470000023),
     )
 
 
@@ -51,10 +54,17 @@ def placements(draw: st.DrawFn):
     growth = draw(st.sampled_from([0, 2]))
     preempt = draw(st.sampled_from(["recompute", "return", "swap"]))
 
+    shared = any(role.pool_of for role in kind.values())
+
     def vary(role):
-        pages = pool(draw(st.sampled_from([12, 20, 60])))
         return dataclasses.replace(
-            role, pool=pages, slots=3, growth=growth, preempt=preempt, swap_tokens=60
+            role,
+            pool=pool(draw(st.sampled_from([12, 20, 60]))),
+            slots=3,
+            growth=growth,
+            preempt=preempt,
+            swap_tokens=60,
+            switches=role.does != "both" and not shared and draw(st.booleans()),
         )
 
     return {name: vary(role) for name, role in kind.items()}
@@ -78,7 +88,7 @@ def test_every_token_comes_when_it_would_one_step_at_a_time(placement, asked):
     single = list(simulate(config, "it", Listed(requests), ODD, macro_steps=False))
     macro = list(simulate(config, "it", Listed(requests), ODD))
     assert token_times(config, macro) == token_times(config, single)
-    for kind in (Finish, Refuse, Preempt, Landed):
+    for kind in (Finish, Refuse, Preempt, Landed, Drain, Switch):
         assert of(kind, macro) == of(kind, single)
     assert len(of(Step, macro)) <= len(of(Step, single))
 

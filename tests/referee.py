@@ -4,6 +4,7 @@ shares no code with the scheduler and knows nothing of its policies."""
 from collections import Counter
 
 from referee_books import Leases, Texts
+from referee_jobs import Jobs
 from referee_memory import HOST, Memory, Writer
 
 from pdjax.core import events as ev
@@ -47,6 +48,8 @@ class Referee:
         self._retries: Counter[int] = Counter()
         self._hurt: set[int] = set()  # lost something to a failure
         self._down: set[str] = set()
+        self._gone: set[str] = set()  # down for good
+        self._jobs = Jobs(placement)
         self._ringing = False  # what is decided now is because time is up
         self._now = 0
 
@@ -67,6 +70,7 @@ class Referee:
                 self._send_done(body)
             case ev.Down():
                 self._go_down(body.instance)
+                self._gone |= set() if body.returns else self._on_the_pool_of(body.instance)
             case ev.Up():
                 self._down -= self._on_the_pool_of(body.instance)
             case ev.TimeUp():
@@ -92,6 +96,12 @@ class Referee:
                 self._preempt(body)
             case ev.Retry():
                 self._retry(body)
+            case ev.Drain():
+                self._jobs.drain(body, self._gone)
+            case ev.Switch():
+                swapped = [p.instance for p in self._preempted.values() if p.how == "swap"]
+                decoding = {name for (name, _), r in self._seats.items() if r not in self._ended}
+                self._jobs.switch(body, self._running.values(), decoding | {*swapped})
             case ev.Alarm():
                 self._leases.alarm(body.at_ns, t_ns)
             case ev.Finish():
@@ -131,12 +141,15 @@ class Referee:
         self._memory.hold(handle)
         if handle.shared < len(handle.pages):  # no loan
             self._accept(handle.rid, handle.pool)
+            swapped = self._preempted.get(handle.rid)
+            if HOST not in handle.pool and not (swapped and swapped.how == "swap"):
+                self._jobs.came(handle.rid, handle.pool)
 
     def _accept(self, rid: int, pool: str) -> None:
         """Counts hand-offs against the credits of the decode instance that takes them."""
         owners = [i for i in instances_of(self._placement) if self._memory.pool(i) == pool]
-        roles = [self._role(i) for i in owners]
-        if any(r.prefills_here for r in roles) or not roles or rid in self._preempted:
+        prefills = any(self._jobs.does(i, "prefill") for i in owners)
+        if prefills or not owners or rid in self._preempted:
             return
         self._accepted.add((rid, pool))
         waiting = [
@@ -225,7 +238,8 @@ class Referee:
         assert chunk.last == (end == text), "the last chunk ends the text"
         self._work_on(rid, chunk.start, end, step)
         preempted = self._preempted.get(rid)
-        if not self._role(step.instance).prefills_here and not self._local_prefill:
+        self._jobs.work(rid, step.instance, "prefill")
+        if not self._jobs.does(step.instance, "prefill") and not self._local_prefill:
             assert preempted == ev.Preempt(rid, step.instance, "recompute"), (
                 "a decode role prefills"
             )
@@ -239,6 +253,8 @@ class Referee:
         rid, request = work.rid, self._requests[work.rid]
         assert work.position == request.prompt_len + self._asked[rid] - 1
         assert self._asked[rid] > 0, "decoded before the first token"
+        assert self._jobs.does(step.instance, "decode"), "it does not decode now"
+        self._jobs.work(rid, step.instance, "decode")
         assert 0 < work.count <= request.max_tokens - self._asked[rid], "more tokens than asked for"
         self._work_on(rid, work.position, work.position + work.count, step)
         seat = step.instance, work.slot

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from pdjax.core.config import Cache, Placement, Recovery, Routing, Transfer
+from pdjax.core.config import Cache, Placement, Recovery, Routing, Switching, Transfer
 from pdjax.core.events import (
     Action,
     Cancel,
@@ -17,6 +17,7 @@ from pdjax.core.events import (
 from pdjax.core.leases import Leases
 from pdjax.core.policies.ordering import ORDERS
 from pdjax.core.policies.routing import Load, looks_at_caches
+from pdjax.core.policies.switching import Pace
 from pdjax.core.policies.transfer import SCHEDULES, Piece
 from pdjax.core.prefix import extend
 from pdjax.core.side import Side
@@ -35,23 +36,26 @@ class Books:
         routing: Routing,
         cache: Cache,
         recovery: Recovery,
+        switching: Switching,
         layouts: Mapping[str, str],
         macro_steps: bool,
     ):
         self.context, self.transfer, self.cache = context, transfer, cache
-        self.recovery, self.macro_steps = recovery, macro_steps
+        self.recovery, self.switching = recovery, switching
+        # Who decides by how long steps take must see each of them.
+        self.macro_steps = macro_steps and switching.policy != "slo"
         self.schedule = SCHEDULES[transfer.schedule]
         self.streaming = transfer.schedule == "streaming"
         self.routing = routing
         self.order = ORDERS[routing.order]
         self.changed: dict[str, Instance] = {}  # instances whose load is not ranked yet
         self.instances = build_instances(placement, dict(layouts), cache, self.changed)
-        self.prefillers = [i for i in self.instances.values() if i.role.prefills_here]
-        self.decoders = [i for i in self.instances.values() if i.role.decodes_here]
-        remote, load_of = cache.remote, self.load_with_cache
-        self.prefill_side = Side(self.prefillers, routing.prefill, routing, remote, load_of)
-        self.decode_side = Side(self.decoders, routing.decode, routing, remote, load_of)
-        self.seats = _decoders_on_the_same_pool(self.instances, self.decoders)
+        every, remote, load_of = self.instances.values(), cache.remote, self.load_with_cache
+        prefills = [i for i in every if i.role.prefills_here]
+        decodes = [i for i in every if i.role.decodes_here]
+        self.prefill_side = Side(prefills, routing.prefill, routing, remote, load_of)
+        self.decode_side = Side(decodes, routing.decode, routing, remote, load_of)
+        self.sort_sides()
         self.users = _users_of_pools(self.instances)
         self.requests: dict[int, Tracked] = {}
         self.running: dict[int, RunningStep] = {}
@@ -64,8 +68,19 @@ class Books:
         self.awake: dict[str, Instance] = {}  # instances that may have something to start
         self.actions: list[Action] = []
         self.now_ns = 0
-        self.alarm_ns: int | None = None
+        self.alarm_ns: int | None = None  # when leases are looked at
+        self.tick_ns: int | None = None  # when `switching` decides
+        self.switched_ns = 0  # when an instance last began or ended a change of jobs
+        self.paces: dict[str, Pace] = {}  # of instances, since the last tick
+        self.waited: frozenset[int] = frozenset()  # in `unplaced` at the last tick
         self.next_step = self.next_send = self.arrived = 0
+
+    def sort_sides(self) -> None:
+        """Who takes new work of which kind, by the jobs that instances have now."""
+        every = self.instances.values()
+        self.prefillers = [i for i in every if i.takes_prompts]
+        self.decoders = [i for i in every if i.takes_decodes]
+        self.seats = _decoders_on_the_same_pool(self.instances, self.decoders)
 
     # --- what is to be done --------------------------------------------------------------
 

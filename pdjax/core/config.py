@@ -10,6 +10,7 @@ from pdjax.core.link import Link as Link
 from pdjax.core.link import Nodes as Nodes
 from pdjax.core.link import node_of
 from pdjax.core.placement import ConfigError as ConfigError
+from pdjax.core.placement import Does as Does
 from pdjax.core.placement import Placement as Placement
 from pdjax.core.placement import Pool as Pool
 from pdjax.core.placement import Role as Role
@@ -154,9 +155,7 @@ class Routing:
 
     order_bound_s: a prompt that waited for so long is next whatever `order` says; 0: no bound.
     local_below: a prompt with fewer tokens to compute than this is prefilled on the decode
-        instance itself (conditional disaggregation, as in llm-d and Dynamo). overflow_above: so is
-        any while every prefill instance has more prompt tokens than this before it (Splitwise's
-        mixed pool); 0: never.
+        instance itself (conditional disaggregation, as in llm-d and Dynamo); 0: none.
     reject: turn requests away at submit whose TTFT or TPOT would miss the objectives by what is
         running `now`, or by what will be running when their prefill ends (`predicted`), as
         Mooncake does under overload.
@@ -172,10 +171,43 @@ class Routing:
     order: Literal["fcfs", "sjf", "hrrn"] = "fcfs"
     order_bound_s: float = 0.0
     local_below: int = 0
-    overflow_above: int = 0
     reject: Literal["never", "now", "predicted"] = "never"
     cache_weight: float = 1.0
     estimate: Estimate = field(default_factory=Estimate)
+
+
+@dataclass(frozen=True)
+class Switching:
+    """When instances of roles that `switches` get other work (core.policies.switching).
+
+    policy: `never`; `slo` (one instance goes over to the side that misses its objective from the
+        one that has slack; Dynamo's load planner, whose defaults these are, as a flip); `mixed`
+        (an instance does both while the other side is full; Splitwise's mixed pool).
+    every_s: between two decisions, while requests are open.
+    sensitivity: share of an objective below which a side has slack. minimum: fewest instances
+        left on a side. cooldown_s: after a change `slo` changes nothing for so long.
+    prompts_above: a prefill instance with more prompt tokens than this before it is full
+        (splitwise-sim's threshold).
+    """
+
+    policy: Literal["never", "slo", "mixed"] = "never"
+    every_s: float = 5.0
+    sensitivity: float = 0.8
+    minimum: int = 1
+    cooldown_s: float = 0.0
+    prompts_above: int = 8192
+
+    def __post_init__(self):
+        require(
+            self.every_s > 0 and self.cooldown_s >= 0,
+            f"`switching.every_s` {self.every_s} and `switching.cooldown_s` {self.cooldown_s}: "
+            "the first must be positive, the other at least 0",
+        )
+        require(
+            0 <= self.sensitivity <= 1 and self.minimum >= 1 and self.prompts_above >= 0,
+            f"`switching` has `sensitivity` {self.sensitivity}, `minimum` {self.minimum} and "
+            f"`prompts_above` {self.prompts_above}; they must be in [0, 1], >= 1 and >= 0",
+        )
 
 
 @dataclass(frozen=True)
@@ -286,6 +318,7 @@ class Config:
     recovery: Recovery = field(default_factory=Recovery)
     faults: tuple[Fault, ...] = ()
     routing: Routing = field(default_factory=Routing)
+    switching: Switching = field(default_factory=Switching)
     workload: Workload = field(default_factory=Workload)
     slo: SLO = field(default_factory=SLO)
     clock: Clock = field(default_factory=Clock)
@@ -293,6 +326,12 @@ class Config:
     def __post_init__(self):
         require(bool(self.placements), "`placements` is empty: name at least one placement")
         _check_faults(self.faults, self.recovery)
+        roles = [role for placement in self.placements.values() for role in placement.values()]
+        require(
+            self.switching.policy == "never" or any(role.switches for role in roles),
+            f"`switching.policy` is `{self.switching.policy}`, but no role `switches`: set that of "
+            "those that may, or the policy `never`",
+        )
         for name, placement in self.placements.items():
             check_placement(name, placement)
             if self.transfer.link.nodes.devices:

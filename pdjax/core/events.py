@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from pdjax.core.placement import Does
 from pdjax.core.request import Request
 
 FinishReason = Literal["stop", "length", "abort", "failed"]
@@ -232,6 +233,21 @@ class Retry(_Message):
     why: str
 
 
+class Drain(_Message):
+    """The instance takes nothing new of what it will not do any more, and Switch follows when it
+    has finished what it has of that."""
+
+    instance: str
+    to: Does
+
+
+class Switch(_Message):
+    """The instance does this from now on."""
+
+    instance: str
+    does: Does
+
+
 class Alarm(_Message):
     """TimeUp shall happen at `at_ns`."""
 
@@ -266,6 +282,8 @@ Action = (
     | Reuse
     | Preempt
     | Retry
+    | Drain
+    | Switch
     | Alarm
     | Refuse
     | Finish

@@ -10,7 +10,7 @@ from pdjax.core.state import Instance, Leaving, Tracked
 
 def enqueue(b: Books, t: Tracked, instance: Instance | None = None) -> None:
     """Into the prefill queue of `instance`, or of the one that the router chooses."""
-    if instance is None or not instance.up:
+    if instance is None or not instance.up or instance.to != instance.does:
         instance = _route(b, t)
         if instance is None:
             b.by_age(b.homeless, t.rid)
@@ -25,29 +25,36 @@ def enqueue(b: Books, t: Tracked, instance: Instance | None = None) -> None:
 
 def _route(b: Books, t: Tracked) -> Instance | None:
     def fits(instance: Instance) -> bool:
-        return instance.up and instance.pool.could_ever_hold(t.length)
+        takes = instance.takes_prompts and instance.up
+        return takes and instance.pool.could_ever_hold(t.length)
 
     if not any(map(fits, b.prefillers)):
         return None
-    return _near_decode(b, t, fits) or b.route_prefill(t, fits)
+    wanted = _of_the_first_pool(b, fits) if b.switching.policy == "mixed" else fits
+    return _near_decode(b, t) or b.route_prefill(t, wanted)
 
 
-def _near_decode(b: Books, t: Tracked, fits: Callable[[Instance], bool]) -> Instance | None:
+def _of_the_first_pool(b: Books, fits: Callable[[Instance], bool]) -> Callable[[Instance], bool]:
+    """Those that do nothing but prefill, unless there are none or each has too much before it:
+    then those that do both (Splitwise, ISCA 2024, section IV: the mixed pool comes second)."""
+    able = list(filter(fits, b.prefillers))
+    prompts = [i for i in able if i.does == "prefill"]
+    full = all(i.prompt_tokens > b.switching.prompts_above for i in prompts)
+    job = "both" if full and len(prompts) < len(able) else "prefill"
+    return lambda instance: instance.does == job and fits(instance)
+
+
+def _near_decode(b: Books, t: Tracked) -> Instance | None:
     """The decode instance that shall prefill it too, where the routing wants that."""
-    routing = b.routing
-    if not (routing.local_below or routing.overflow_above) or not t.decodes:
+    if not b.routing.local_below or not t.decodes:
         return None
-    full = routing.overflow_above and all(
-        i.prompt_tokens > routing.overflow_above for i in filter(fits, b.prefillers)
-    )
     decoders = [d for d in b.decoders if d.up]
     if not decoders:
         return None
-    if not full:
-        cached = max(b.load_with_cache(t, instance).cached for instance in decoders)
-        if t.length - cached >= routing.local_below:
-            return None
-    return b.route_decode(t, lambda decoder: decoder.up)
+    cached = max(b.load_with_cache(t, instance).cached for instance in decoders)
+    if t.length - cached >= b.routing.local_below:
+        return None
+    return b.route_decode(t, lambda decoder: decoder.takes_decodes and decoder.up)
 
 
 def end(b: Books, t: Tracked, reason: FinishReason, why: str = "") -> None:
@@ -79,12 +86,14 @@ def lose(b: Books, t: Tracked, why: str) -> None:
 
 def preempt(b: Books, t: Tracked, instance: Instance) -> None:
     """It gives up its pages of `instance`'s pool, the way that its role says. One whose KV is
-    still in a prefill pool too just waits there for another place."""
-    if t.source is not None and t.target is not None and not t.in_place:
+    still in a prefill pool too just waits there for another place, unless that decodes as well."""
+    pages = t.target is not None and t.target.pool == instance.pool.name
+    comes = pages and t.source is not None and not t.in_place
+    if comes and t.prefill.name not in b.seats:
         b.emit(Preempt(t.rid, instance.name, "return"))
         _lose_place(b, t)
         return
-    how = t.decode.role.preempt if t.prefilled else "recompute"
+    how = t.decode.role.preempt if pages and t.prefilled else "recompute"
     if how == "swap":
         t.swap = t.decode.host.hold(t.rid, t.request.prompt_len + t.asked)
         if t.swap is None:

@@ -33,7 +33,7 @@ def find_places(b: Books) -> None:
 def _accepts(b: Books, t: Tracked, d: Instance) -> bool:
     """Those whom an instance swapped out come before new ones."""
     full = b.transfer.credits and d.landing >= b.transfer.credits
-    if not d.up or d.swapped or full or b.claimed(d, t):
+    if not (d.up and d.takes_decodes) or d.swapped or full or b.claimed(d, t):
         return False
     blocks = t.blocks[: _blocks(b, t.length)]
     tokens = tokens_with_room(d.role, t)
@@ -62,6 +62,16 @@ def assign(t: Tracked, decoder: Instance) -> None:
     decoder.add_member(t.rid)
     t.decode_tokens = t.request.max_tokens - t.text_tokens
     decoder.add_tokens(output=t.decode_tokens)
+
+
+def stay(b: Books, t: Tracked) -> None:
+    """It will decode where it is prefilled: its pages there are the ones that it needs."""
+    if t.rid in b.unplaced:
+        b.unplaced.remove(t.rid)
+    t.unsent.clear()
+    t.target = t.source
+    assign(t, t.prefill)
+    hand_over(b, t)
 
 
 # --- pieces that leave -------------------------------------------------------------------------
@@ -98,7 +108,7 @@ def send_on(b: Books, t: Tracked, piece: Piece) -> Send:
 
 def leave_now(b: Books, t: Tracked, pieces: tuple[Piece, ...]) -> None:
     """Pieces of what is computed leave at once, or as soon as there is a place for them."""
-    if t.leaving or not pieces:
+    if t.leaving or t.in_place or not pieces:
         return
     t.unsent += pieces
     if t.target is None and t.rid not in b.unplaced:  # it may have lost its place meanwhile

@@ -16,6 +16,15 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+Does = Literal["prefill", "decode", "both"]
+JOBS: Mapping[Does, frozenset[str]] = {
+    "prefill": frozenset({"prefill"}),
+    "decode": frozenset({"decode"}),
+    "both": frozenset({"prefill", "decode"}),
+}
+"""What an instance that does this has to do."""
+
+
 @dataclass(frozen=True)
 class Pool:
     """KV memory of one instance, in pages of `page_size` tokens.
@@ -68,9 +77,11 @@ class Role:
     preempt: what happens to the youngest request when pages run out: its KV is computed again
         here (`recompute`), the request goes back to a prefill instance (`return`), or its KV
         waits in host memory of `swap_tokens` tokens (`swap`; recompute when that is full).
+    switches: `does` is what its instances begin with; `Config.switching` can give them other work,
+        so they have slots and programs for both.
     """
 
-    does: Literal["prefill", "decode", "both"] = "both"
+    does: Does = "both"
     instances: int = 1
     tp: int = 1
     beside: str = ""
@@ -85,13 +96,21 @@ class Role:
     growth: int = 0
     preempt: Literal["recompute", "return", "swap"] = "recompute"
     swap_tokens: int = 0
+    switches: bool = False
 
     def __post_init__(self):
         for name in ("instances", "tp", "slots", "chunk", "prefills", "steps"):
             value = getattr(self, name)
             require(value >= 1, f"`{name}` of a role is {value}; it must be at least 1")
         require(self.lag in (0, 1), f"`lag` of a role is {self.lag}; it must be 0 or 1")
-        require(not self.mixed or self.does == "both", "`mixed` needs a role that does `both`")
+        require(
+            not self.mixed or self.does == "both" or self.switches,
+            "`mixed` needs a role that does `both`, or one that `switches`",
+        )
+        require(
+            not self.switches or self.does != "both",
+            "a role that does `both` has nothing to switch to: unset `switches`",
+        )
         require(self.growth >= 0, f"`growth` of a role is {self.growth}; it must be at least 0")
         require(
             self.preempt != "swap" or self.swap_tokens > 0,
@@ -100,11 +119,13 @@ class Role:
 
     @property
     def prefills_here(self) -> bool:
-        return self.does != "decode"
+        """Whether its instances prefill, now or when they have switched."""
+        return self.does != "decode" or self.switches
 
     @property
     def decodes_here(self) -> bool:
-        return self.does != "prefill"
+        """Whether its instances decode, now or when they have switched."""
+        return self.does != "prefill" or self.switches
 
 
 Placement = Mapping[str, Role]
@@ -130,11 +151,11 @@ def check_placement(name: str, placement: Placement) -> None:
     """Raises ConfigError where the roles of a placement do not add up to a server."""
     where = f"placement `{name}`"
     require(
-        any(role.prefills_here for role in placement.values()),
+        any(role.does != "decode" for role in placement.values()),
         f"{where} has no role that does `prefill` or `both`",
     )
     require(
-        any(role.decodes_here for role in placement.values()),
+        any(role.does != "prefill" for role in placement.values()),
         f"{where} has no role that does `decode` or `both`",
     )
     require(
@@ -175,4 +196,9 @@ def _check_sharing(where: str, role: Role, placement: Placement) -> None:
         not role.pool_of or role.beside == role.pool_of,
         f"{where}: `pool_of` is `{role.pool_of}` but `beside` is `{role.beside}`; "
         "one pool needs one mesh",
+    )
+    require(
+        not role.pool_of or not (role.switches or placement[role.pool_of].switches),
+        f"{where}: `pool_of` is `{role.pool_of}`, and one of the two `switches`: an instance that "
+        "switches needs a pool of its own",
     )

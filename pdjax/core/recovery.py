@@ -3,7 +3,9 @@
 from pdjax.core.books import Books
 from pdjax.core.lives import end, enqueue, leave, lose, release_swap, settle
 from pdjax.core.moving import lose_load
+from pdjax.core.placement import JOBS
 from pdjax.core.state import Instance, Tracked
+from pdjax.core.switching import stand_in
 
 
 def down(b: Books, name: str, returns: bool, presumed: bool = False) -> None:
@@ -26,6 +28,7 @@ def down(b: Books, name: str, returns: bool, presumed: bool = False) -> None:
             instance.host.reset()
     for t in sorted((b.requests[rid] for rid in touched), key=lambda t: t.age):
         _go_on_without(b, t, dead, f"instance `{name}` went down")
+    stand_in(b)
     end_the_stranded(b)
 
 
@@ -41,9 +44,9 @@ def up(b: Books, name: str) -> None:
 
 def nobody_for(b: Books, prefill: bool, decode: bool) -> str:
     """Why one that needs these sides could never be served now, or nothing."""
-    sides = [("prefill", b.prefillers)] * prefill + [("decode", b.decoders)] * decode
-    for side, instances in sides:
-        if not any(i.up or i.returns for i in instances):
+    for side in ["prefill"] * prefill + ["decode"] * decode:
+        every = b.instances.values()
+        if not any((i.up or i.returns) and side in JOBS[i.to] for i in every):
             return f"no {side} instance is up, and none will come back"
     return ""
 
@@ -121,6 +124,8 @@ def _go_on_without(b: Books, t: Tracked, dead: list[Instance], why: str) -> None
 
 
 def time_up(b: Books) -> None:
+    if b.alarm_ns is None or b.now_ns < b.alarm_ns:
+        return
     b.alarm_ns = None
     for holder in b.leases.run_out(b.now_ns):
         if isinstance(holder, tuple):

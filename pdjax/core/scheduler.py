@@ -4,14 +4,14 @@ two pools and xPyD are placements and policies over this one state machine.
 The life of a request: queue -> prompts (holds memory where its text is computed) -> its KV goes
 to the decode pool (nothing moves when that is the same pool) -> ready -> slot -> Finish. The parts
 work on the same Books: stepping fills steps, moving sends KV, pressure takes pages from the young,
-recovery mourns instances, lives lets requests in and out.
+recovery mourns instances, switching gives them other jobs, lives lets requests in and out.
 
 No circle of waiting can form: decoding waits for nothing but pages of its own pool, which the
 oldest there always gets; prefill waits for decode pools only, and holds nothing of theirs.
 """
 
 from pdjax.core.books import Books
-from pdjax.core.config import SLO, Cache, Config, Placement, Recovery, Routing, Transfer
+from pdjax.core.config import SLO, Cache, Config, Placement, Recovery, Routing, Switching, Transfer
 from pdjax.core.events import (
     AbortAsked,
     Action,
@@ -34,6 +34,7 @@ from pdjax.core.recovery import down, end_the_stranded, nobody_for, time_up, up
 from pdjax.core.request import Request
 from pdjax.core.state import Instance, Tracked
 from pdjax.core.stepping import start_work, step_done
+from pdjax.core.switching import tick
 
 
 class Scheduler:
@@ -52,6 +53,7 @@ class Scheduler:
         routing: Routing | None = None,
         cache: Cache | None = None,
         recovery: Recovery | None = None,
+        switching: Switching | None = None,
         slo: SLO | None = None,
         layouts: dict[str, str] | None = None,
         macro_steps: bool = False,
@@ -64,6 +66,7 @@ class Scheduler:
             routing=routing or Routing(),
             cache=cache or Cache(),
             recovery=recovery or Recovery(),
+            switching=switching or Switching(),
             layouts=layouts or {},
             macro_steps=macro_steps,
         )
@@ -86,6 +89,7 @@ class Scheduler:
             routing=config.routing,
             cache=config.cache,
             recovery=config.recovery,
+            switching=config.switching,
             slo=config.slo,
             layouts=layouts,
             macro_steps=macro_steps,
@@ -126,6 +130,7 @@ class Scheduler:
                 up(b, event.instance)
             case TimeUp():
                 time_up(b)
+                tick(b, self._slo)
         if b.homeless:
             end_the_stranded(b)
         find_places(b)
@@ -153,12 +158,14 @@ class Scheduler:
         """What it needs in the pools that it may come to: those of one instance of each role, since
         others of the role have the same."""
         b, whole, needs = self._books, request.cache_len, []
-        prefills = [i for i in self._one_of_each_role if i.role.prefills_here]
-        decodes = [i for i in self._one_of_each_role if i.role.decodes_here]
-        returns = any(d.role.growth and d.role.preempt == "return" for d in decodes)
-        for instance in prefills:
-            tokens = whole if returns or instance.name in b.seats else request.prompt_len
-            needs.append((tokens, instance.pool))
+        one_of_each = self._one_of_each_role
+        decodes = [i for i in one_of_each if i.role.decodes_here]
+        everywhere = any(i.role.switches for i in one_of_each)
+        everywhere |= any(d.role.growth and d.role.preempt == "return" for d in decodes)
+        for instance in one_of_each:
+            if instance.role.prefills_here:
+                tokens = whole if everywhere or instance.name in b.seats else request.prompt_len
+                needs.append((tokens, instance.pool))
         if request.max_tokens > 1:
             needs += [(whole, instance.pool) for instance in decodes]
         return [Need(tokens, pool.name, pool.pages, pool.page_size) for tokens, pool in needs]
@@ -168,3 +175,6 @@ class Scheduler:
         if b.alarm_ns is None and b.leases.next_ns is not None:
             b.alarm_ns = b.leases.next_ns
             b.emit(Alarm(b.alarm_ns))
+        if b.tick_ns is None and b.requests and b.switching.policy != "never":
+            b.tick_ns = b.now_ns + round(b.switching.every_s * 1e9)
+            b.emit(Alarm(b.tick_ns))

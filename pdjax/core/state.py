@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pdjax.core.config import Cache, Placement, Role, instances_of, pool_owner, role_of
 from pdjax.core.events import Send, Step
 from pdjax.core.ledger import Ledger
+from pdjax.core.placement import Does
 from pdjax.core.policies.routing import Load
 from pdjax.core.policies.transfer import Piece
 from pdjax.core.request import Request
@@ -24,10 +25,13 @@ class Instance:
     in `pool`, waiting for a slot. slots: who decodes where. swapped: requests with their KV in
     `host`, waiting for room in `pool`, oldest first. members: the requests that it has work for.
     changed: of all instances those whose load has changed since they were last ranked.
+    does: its job. to: the job that it will have; another one while it drains.
     """
 
     name: str
     role: Role
+    does: Does
+    to: Does
     pool: Ledger
     host: Ledger | None = None
     queue: deque[int] = field(default_factory=deque)
@@ -52,6 +56,16 @@ class Instance:
         """Whether somebody waits who may be in its next step."""
         seats = self.free_slots > 0 and bool(self.ready or self.swapped)
         return seats or bool(self.queue or self.prompts)
+
+    @property
+    def takes_prompts(self) -> bool:
+        """Whether prompts may be sent here, as far as its job goes."""
+        return self.does != "decode" and self.to != "decode"
+
+    @property
+    def takes_decodes(self) -> bool:
+        """Whether requests may come here to decode, as far as its job goes."""
+        return self.does != "prefill" and self.to != "prefill"
 
     @property
     def load(self) -> Load:
@@ -189,6 +203,8 @@ def build_instances(
         instances[name] = Instance(
             name,
             role,
+            role.does,
+            role.does,
             ledgers[owner],
             host,
             slots=[None] * slots,

@@ -23,10 +23,13 @@ from pdjax.core.policies.ordering import Waiting, fcfs, next_of
 from pdjax.core.policies.transfer import Piece
 from pdjax.core.pressure import make_room
 from pdjax.core.state import Instance, RunningStep, Tracked
+from pdjax.core.switching import end_drain, observe
 
 
 def start_work(b: Books, instance: Instance) -> None:
     role = instance.role
+    if instance.up:
+        end_drain(b, instance)
     if not instance.up or instance.running > role.lag:
         if instance.has_news:
             b.cut(instance)
@@ -128,7 +131,8 @@ def _take_slot(b: Books, t: Tracked) -> None:
 def _plan_decode(b: Books, instance: Instance, steps: int) -> tuple[Decode, ...]:
     taken = (rid for rid in instance.slots if rid is not None)  # the first slots, mostly
     seated = [b.requests[next(taken)] for _ in range(len(instance.slots) - instance.free_slots)]
-    if instance.role.growth:  # older ones may take pages from younger ones
+    role = instance.role
+    if role.growth or role.switches:  # older ones may take pages from younger ones
         seated.sort(key=lambda t: t.age)
     decodes = []
     for t in seated:
@@ -215,6 +219,7 @@ def step_done(b: Books, done: StepDone) -> None:
         return  # told twice, or its instance has been down since
     b.leases.drop(("step", done.step))
     instance = b.instances[done.instance]
+    observe(b, running.step, done)
     instance.running -= 1
     b.open_steps.pop(instance.name, None)
     b.wake(instance)

@@ -131,14 +131,16 @@ class Engine:
         )
 
     def _hand_offs(self) -> list[tuple[Instance, Instance]]:
-        """Whoever prefills into a pool that nobody decodes from sends to all who decode."""
+        """Whoever prefills into a pool that nobody decodes from sends to all who decode; and so do
+        those who may prefill or decode, to each other."""
         decoders = [i for i in self.instances.values() if i.role.decodes_here]
         sources = [
             i
             for i in self.instances.values()
-            if i.role.prefills_here and all(d.pool is not i.pool for d in decoders)
+            if i.role.prefills_here
+            and (i.role.switches or all(d.pool is not i.pool for d in decoders))
         ]
-        return [(source, target) for source in sources for target in decoders]
+        return [(s, target) for s in sources for target in decoders if s.pool is not target.pool]
 
     def _loads(self) -> list[tuple[Instance, Instance]]:
         """With a prefix cache that loads, all who have KV send to those who prefill."""
@@ -234,7 +236,8 @@ class Engine:
         """Lengths of text that prefill can be asked for: more than the prompts' where KV may have
         to be computed again, less where a cache has a part."""
         config, roles = self.config, self.placement.values()
-        again = config.faults or config.recovery.lease_s or any(role.growth for role in roles)
+        again = config.faults or config.recovery.lease_s
+        again = again or any(role.growth or role.switches for role in roles)
         if not prompt_lens or not (again or config.cache.prefix):
             return prompt_lens
         shortest = 1 if config.cache.prefix else min(prompt_lens)

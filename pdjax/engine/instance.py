@@ -59,6 +59,8 @@ class Instance:
         self._params, self._bounds, self._texts = params, bounds, texts
         self._programs = step_programs(arch, mesh, attention)
         self._B = role.slots if role.decodes_here else 0
+        # One that does nothing but prefill for a while should not pay for empty slots.
+        self._always_mixes = role.mixed and not role.switches
         self._tokens_B = jax.device_put(np.zeros(self._B, np.int32), sharding(mesh, (None,)))
 
     # --- steps -------------------------------------------------------------------------
@@ -75,8 +77,8 @@ class Instance:
             for group in range(len(self._bounds)):
                 join(group)
             return Dispatched(step, [], self._decode_many(self._slots(step), step.steps))
-        slots = self._slots(step) if step.decodes or self.role.mixed else None
-        if self.role.mixed or not step.chunks:
+        slots = self._slots(step) if step.decodes or self._always_mixes else None
+        if slots is not None or not step.chunks:
             groups = [step.chunks]
         else:
             groups = list(_same_bucket(step.chunks))
@@ -202,7 +204,10 @@ class Instance:
             for T in chunk_buckets(prompt_lens, role.chunk, role.prefills):
                 for C in sorted({row_bucket(n) for n in range(1, role.prefills + 1)}):
                     chunks = no_chunks(C, T, empty)
-                    yield functools.partial(self._warm, slots if role.mixed else None, chunks)
+                    if role.mixed:
+                        yield functools.partial(self._warm, slots, chunks)
+                    if not self._always_mixes:
+                        yield functools.partial(self._warm, None, chunks)
         if slots is not None:
             yield functools.partial(self._warm, slots, None)
             for steps in range(2, role.steps + 1):

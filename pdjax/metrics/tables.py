@@ -6,7 +6,17 @@ from dataclasses import dataclass
 import pandas as pd
 
 from pdjax.core.config import SLO, Placement, instances_of
-from pdjax.core.events import Down, Finish, Preempt, Record, Retry, SendFailed, Up
+from pdjax.core.events import (
+    Down,
+    Drain,
+    Finish,
+    Preempt,
+    Record,
+    Retry,
+    SendFailed,
+    Switch,
+    Up,
+)
 from pdjax.metrics.lives import STAGES, Life, Log
 from pdjax.metrics.moves import NS, move_table, transfer_table
 from pdjax.metrics.outcomes import in_time
@@ -42,8 +52,9 @@ class Run:
         once, while any request holds it), `stored_tokens` in them, `external` (fragmentation: 1 -
         longest free run / free pages; NaN unless the pool is a slab with free pages).
     incidents: a row per preemption, retry, lost piece, ...: `t_s`, `what` (`preempt`, `retry`,
-        `piece failed`, `piece cancelled`, `down`, `up`, `failed`), `rid` (-1: none), `where` (an
-        instance, SOURCE -> TARGET, or nothing), `how` (of a preemption) or why.
+        `piece failed`, `piece cancelled`, `down`, `up`, `drain`, `switch`, `failed`), `rid` (-1:
+        none), `where` (an instance, SOURCE -> TARGET, or nothing), `how` (of a preemption; the job
+        that an instance goes over to) or why.
     began_s, ended_s: the first arrival and the last record; rates are over this makespan.
     """
 
@@ -207,6 +218,10 @@ def _incident_table(records: Sequence[Record], log: Log) -> pd.DataFrame:
                 row = ("down", -1, instance, "")
             case Up(instance=instance):
                 row = ("up", -1, instance, "")
+            case Drain(instance=instance, to=to):
+                row = ("drain", -1, instance, to)
+            case Switch(instance=instance, does=does):
+                row = ("switch", -1, instance, does)
             case Finish(rid=rid, reason="failed", why=why):
                 row = ("failed", rid, "", why)
             case _:

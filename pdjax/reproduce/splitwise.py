@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from pdjax.catalogue import model
-from pdjax.core.config import Config, Link, Model, Pool, Role, Routing, Transfer
+from pdjax.core.config import Config, Link, Model, Pool, Role, Routing, Switching, Transfer
 from pdjax.cost import Cost
 from pdjax.costs.batch import send_bytes_of
 from pdjax.costs.placement import per_role
@@ -114,8 +114,8 @@ DOES: Mapping[str, Literal["prefill", "decode", "both"]] = {
 
 def _server(cluster: Cluster, mode: Mode) -> tuple[Config, Cost]:
     """Machines as in the paper: batches of 2048 prompt tokens, 512 requests, decodes beside prompts
-    where both are done; the shortest queue of tokens on both sides; a token machine takes
-    prompts while every prompt machine has more than 8192 tokens before it (the mixed pool)."""
+    where both are done; the shortest queue of tokens on both sides, and the mixed pool, whose
+    machines change at most every 50 ms (the authors' with every request)."""
     link, send_bytes = LINKS[mode], send_bytes_of(model(MODEL))
     parts = {"prompt": cluster.prompt, "token": cluster.token}
     if cluster.token is None:
@@ -127,7 +127,8 @@ def _server(cluster: Cluster, mode: Mode) -> tuple[Config, Cost]:
         roles[name] = Role(
             does=DOES[name],
             instances=count, tp=TP, pool=Pool(tokens=1_500_000, page_size=256),
-            chunk=2048, prefills=512, slots=512, mixed=name == "both",
+            chunk=2048, prefills=512, slots=512, mixed=True,
+            switches=name != "both",
         )  # fmt: skip
         cost_of = splitwise if mode == "as measured" else as_simulated
         costs[name] = cost_of(measured(chip), link, send_bytes)
@@ -139,11 +140,8 @@ def _server(cluster: Cluster, mode: Mode) -> tuple[Config, Cost]:
             groups=4 if mode == "as measured" else 1,
             link=link,
         ),
-        routing=Routing(
-            prefill="fewest_tokens",
-            decode="fewest_tokens",
-            overflow_above=8192 if cluster.token else 0,
-        ),
+        routing=Routing(prefill="fewest_tokens", decode="fewest_tokens"),
+        switching=Switching(policy="mixed" if cluster.token else "never", every_s=0.05),
     )
     return config, per_role(costs, link)
 
