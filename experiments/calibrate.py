@@ -22,16 +22,15 @@ from tqdm import tqdm
 
 from experiments.bench_common import JSON, Row, report
 from experiments.flags import run_with_config, setup_devices
+from pdjax.calibration import roofline_of
 from pdjax.catalogue import Shape, shape_of
 from pdjax.core.config import Cache, Clock, Config, ConfigError, Pool, Role
 from pdjax.core.loop import serve
 from pdjax.core.request import Request, SamplingParams
-from pdjax.costs.domain import domain_of
 from pdjax.costs.recorded import Sample, medians_of, samples_of
-from pdjax.costs.roofline import Coefficients, Padding, Roofline, fit
+from pdjax.costs.roofline import Roofline
 from pdjax.engine import Engine
 from pdjax.experiment import environment
-from pdjax.programs.batch import chunk_buckets
 from pdjax.programs.weights import open_checkpoint
 from pdjax.workload import Source
 
@@ -51,7 +50,9 @@ def main(config: Config, workdir: Path) -> None:
     engine = Engine(config, "calibrate", open_checkpoint(config.model.source))
     shape = shape_of(engine.arch, f"calibrated from {config.model.source}")
     samples = [sample for _, sample in sorted(medians_of(measure(engine, role)).items())]
-    line = roofline_of(config, role, shape, samples[::2])
+    name = f"{config.model.source} on this machine"
+    value_bytes = VALUE_BYTES[config.model.dtype]
+    line = roofline_of(role, shape, samples[::2], name=name, value_bytes=value_bytes)
     rows = list(rows_of(line, shape, samples[1::2]))
     report(rows, None, {})
     print(f"fitted to {len(samples[::2])} shapes: {line.coefficients}")
@@ -134,24 +135,6 @@ def _request(id: int, prompt: int, output: int, vocab: int) -> Request:
 
 
 # --- Fitting -------------------------------------------------------------------------------
-
-
-def roofline_of(config: Config, role: Role, shape: Shape, samples: Sequence[Sample]) -> Roofline:
-    """Fitted to these samples of `role`, whose engine pads what it computes."""
-    buckets = chunk_buckets(range(1, role.chunk + 1), role.chunk, 1)
-    value_bytes = VALUE_BYTES[config.model.dtype]
-    line = Roofline(
-        name=f"{config.model.source} on this machine",
-        coefficients=Coefficients(),
-        tp=role.tp,
-        weight_bytes=value_bytes,
-        kv_bytes=value_bytes,
-        padding=Padding(buckets=tuple(buckets), slots=role.slots, mixed=role.mixed),
-        domain=domain_of(batch for batch, _ in samples),
-    )
-    works = [line.work(shape, batch) for batch, _ in samples]
-    fitted = fit(works, [seconds for _, seconds in samples])
-    return msgspec.structs.replace(line, coefficients=fitted)
 
 
 def rows_of(line: Roofline, shape: Shape, samples: Sequence[Sample]) -> Iterator[Row]:

@@ -58,6 +58,15 @@ def test_k_iterations_count_as_k_steps_of_the_middle_one():
     assert ms(cost, decode(200, steps=3)) == 30
 
 
+def test_of_an_open_step_that_was_cut_only_what_ran_counts():
+    step = Step(0, "d/0", (), decode(200, 300, steps=8).decodes, 8, open=True)
+    ends_ns = tuple(i * 10 * MS for i in (1, 2, 3))
+    done = StepDone(0, "d/0", 0, (), ends_ns)
+    assert samples_of([Record(0, step), Record(30 * MS, done)]) == [
+        (Batch((), 2, 200 + 300 + 2), 0.010)  # the second of three
+    ]
+
+
 def test_steps_of_other_instances_can_be_left_out():
     assert {len(samples_of(LOG, name)) for name in ("p/0", "d/0")} == {4, 2}
 

@@ -8,7 +8,9 @@ import sys
 import pdjax
 
 # The only parts of pdjax that may load jax; whatever else there is or will be must not.
-COMPUTES = ("pdjax.programs", "pdjax.engine", "pdjax.experiment", "pdjax.aot")
+COMPUTES = tuple(
+    f"pdjax.{name}" for name in ("programs", "engine", "experiment", "aot", "calibration")
+)
 
 # Imports one module after the other and prints the first that brought jax in.
 PROGRAM = """

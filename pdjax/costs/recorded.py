@@ -2,7 +2,8 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from scipy.spatial import KDTree
 
@@ -24,21 +25,39 @@ OCTAVE = 8
 """Contexts in one eighth of a doubling count as the same shape."""
 
 
-def samples_of(records: Iterable[Record], instance: str | None = None) -> list[Sample]:
-    """Every step of a log that ended, of one instance or of all. Of a step of k iterations: its
-    middle one, with a k-th of its time."""
+class Timed(NamedTuple):
+    """A step that ended. Of one with k iterations: the middle one, and a k-th of the time."""
+
+    instance: str
+    batch: Batch
+    seconds: float
+    began_ns: int
+    ended_ns: int
+
+
+def timed_of(records: Iterable[Record]) -> Iterator[Timed]:
+    """Every step of a log that ended."""
     steps: dict[tuple[str, int], Step] = {}
-    samples = []
     for record in records:
         body = record.body
         if isinstance(body, Step):
             steps[body.instance, body.id] = body
-        elif isinstance(body, StepDone) and instance in (None, body.instance):
+        elif isinstance(body, StepDone):
             step = steps.pop((body.instance, body.step))
-            iterations = list(batches(step))
+            # An open step may have been cut.
+            iterations = list(batches(step))[: len(body.ends_ns) or step.steps]
             seconds = (record.t_ns - body.began_ns) / NANOSECONDS / len(iterations)
-            samples.append((iterations[len(iterations) // 2], seconds))
-    return samples
+            middle = iterations[len(iterations) // 2]
+            yield Timed(body.instance, middle, seconds, body.began_ns, record.t_ns)
+
+
+def samples_of(records: Iterable[Record], instance: str | None = None) -> list[Sample]:
+    """Every step of a log that ended, of one instance or of all."""
+    return [
+        (step.batch, step.seconds)
+        for step in timed_of(records)
+        if instance in (None, step.instance)
+    ]
 
 
 def shape_key(batch: Batch) -> ShapeKey:
