@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib
+import numpy as np
 import pandas as pd
 from absl import flags
 from matplotlib.figure import Figure
@@ -174,10 +175,10 @@ def rows_of(placement: str, found: Found, shape: Shape) -> Iterator[Row]:
         yield Row(f"{placement}: speed of each of two steps that run together", speed, "")
     yield from _step_rows(placement, found, shape)
     for column, (name, off) in TIMES.items():
-        live, simulated = found.live[column], found.simulated[column]
+        live, simulated = (it[column].dropna().to_numpy() for it in (found.live, found.simulated))
         yield from _error(f"{placement}: mean {name}", live.mean(), simulated.mean(), off)
-        live, simulated = live.quantile(0.99), simulated.quantile(0.99)
-        yield from _error(f"{placement}: p99 {name}", live, simulated, P99_OFF)
+        tails = (float(np.quantile(times, 0.99)) for times in (live, simulated))
+        yield from _error(f"{placement}: p99 {name}", *tails, P99_OFF)
 
 
 def _error(what: str, live: float, simulated: float, off: float) -> Iterator[Row]:
@@ -212,7 +213,7 @@ def _step_rows(placement: str, found: Found, shape: Shape) -> Iterator[Row]:
 
 def draw(found: Mapping[str, Found]) -> Figure:
     """How times are distributed, live and simulated: a row of panels for each placement."""
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE):  # pyright: ignore[reportArgumentType]
         figure = Figure(figsize=(8, 2.2 * len(found)))
         panels = figure.subplots(len(found), len(TIMES), squeeze=False)
         for axes, (placement, one) in zip(panels, found.items(), strict=True):

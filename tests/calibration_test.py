@@ -1,4 +1,4 @@
-"""What is fitted to a log gives the log's times back: rooflines, and the speed of steps together."""
+"""What is fitted to logs gives their times back, and the speed of steps that run together."""
 
 import pytest
 
