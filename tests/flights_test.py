@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from pdjax.core.config import Link
+from pdjax.core.config import Link, Nodes, Placement, Role
 from pdjax.core.events import Landed, Send, SendFailed, Step
 from pdjax.engine.flights import Flights
 from pdjax.engine.threads import Threads
@@ -68,12 +68,11 @@ class Wires:
 class Run:
     """Flights of one test, and what is heard of them."""
 
-    def __init__(self, link: Link):
+    def __init__(self, link: Link, placement: Placement | None = None):
         self.wires, self.heard = Wires(), queue.SimpleQueue()
         self.threads = Threads(self.heard.put)
-        self.flights = Flights(
-            self.wires, Network(link), self.threads, time.monotonic_ns, self.heard.put
-        )
+        network = Network(link, placement)
+        self.flights = Flights(self.wires, network, self.threads, time.monotonic_ns, self.heard.put)
 
     def start(self, send: Send) -> None:
         self.flights.add(send)
@@ -297,3 +296,23 @@ def test_a_step_stops_waiting_when_nothing_will_come(run, how):
     run.flights.cancel(0) if how == "cancel" else run.flights.close()
     assert over.wait(PATIENCE)
     assert ("insert", 0) not in run.wires.done
+
+
+# --- nodes ---------------------------------------------------------------------------------
+
+
+def test_on_the_wall_clock_a_piece_within_a_node_overtakes_one_between_nodes():
+    """Two pieces of 100 bytes share a NIC of 1 byte a millisecond; the fabric takes no time."""
+    placement = {"p": Role("prefill", instances=2), "d": Role("decode", instances=2)}
+    link = Link(bytes_per_s=1e3, nodes=Nodes(2, fill="interleaved"))
+    run = Run(link, placement)
+    try:
+        began_ns = time.monotonic_ns()
+        run.start(send(0, 100, source="p/0", target="d/1"))
+        run.start(send(1, 100, source="d/0", target="p/1"))
+        run.start(send(2, 100, source="p/0", target="d/0"))
+        assert [run.next().send for _ in range(3)].index(2) == 0
+        assert time.monotonic_ns() - began_ns >= 200e6
+    finally:
+        run.flights.close()
+        run.threads.stop()

@@ -15,8 +15,10 @@ from pdjax.core.config import (
     Clock,
     Config,
     Lengths,
+    Line,
     Link,
     Model,
+    Nodes,
     Placement,
     Pool,
     Role,
@@ -229,7 +231,8 @@ def example_log(seed: int) -> bytes:
         prompt=Lengths("lognormal", mean=12, high=60),
         output=Lengths("lognormal", mean=8, high=30),
     )
-    link = Link(bytes_per_s=3e3)
+    nodes = Nodes(3, fabric=Line(bytes_per_s=9e3), spine_bytes_per_s=4e3)
+    link = Link(bytes_per_s=3e3, nodes=nodes)
     config = Config({"it": placement}, model=Model("none", context=70), workload=workload)
     cost = affine(Clock("modelled"), link, lambda send: send.length)
     source = make_source(workload, seed, encode=None, vocab=1, context=80, eos=())

@@ -1,6 +1,7 @@
 """Instances in nodes: where they are, what transfers cross and share, and how fast that is."""
 
 import math
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -12,14 +13,22 @@ from pdjax.core.config import (
     ConfigError,
     Line,
     Link,
+    Model,
     Nodes,
     Placement,
+    Pool,
     Role,
+    Routing,
     Transfer,
     node_of,
 )
+from pdjax.core.events import Landed
 from pdjax.core.link import Preset
+from pdjax.core.request import Request, SamplingParams
+from pdjax.cost import Cost
 from pdjax.links import PRESETS, Network, resolve
+from pdjax.sim import simulate
+from pdjax.workload import Source
 
 PD: Placement = {"p": Role("prefill", instances=4), "d": Role("decode", instances=4)}
 
@@ -310,3 +319,38 @@ def test_nothing_ever_carries_more_than_it_can_and_everything_arrives(link, tran
         speed = resolve(link.nodes.fabric if within else link)
         fastest = speed.bytes_per_s * (1 if within else max(1, link.nodes.nics))
         assert arrived[id] >= at + math.floor(nbytes / fastest * 1e9 + speed.latency_s * 1e9)
+
+
+# --- served over them ----------------------------------------------------------------------------
+
+
+def exposed_ms(link: Link) -> list[float]:
+    """What each of two requests at once, on a prefill instance of its own, waits for its KV of 1000
+    bytes; instance i of one role hands over to instance i of the other."""
+    pool = Pool(tokens=4000, page_size=1000)
+    placement = {
+        "p": Role("prefill", instances=2, pool=pool, chunk=1000),
+        "d": Role("decode", instances=2, pool=pool, chunk=1000),
+    }
+    config = Config(
+        {"it": placement},
+        model=Model("none", context=2000),
+        transfer=Transfer(schedule="whole", link=link),
+        routing=Routing("round_robin", "round_robin"),
+    )
+    cost = Cost(lambda step: 1_000_000, lambda send: send.length, link)
+    requests = [Request(i, 0, 1000, SamplingParams(max_tokens=2)) for i in range(2)]
+    log = simulate(config, "it", Source(tuple(requests)), cost)
+    return sorted(record.t_ns / 1e6 - 1 for record in log if isinstance(record.body, Landed))
+
+
+def test_what_requests_wait_for_depends_on_where_their_instances_are():
+    nodes = {"fabric": Line(bytes_per_s=1e6), "devices": 2}
+    near = Nodes(fill="interleaved", **nodes)  # p0 d0 | p1 d1
+    far = Nodes(**nodes)  # p0 p1 | d0 d1
+    assert exposed_ms(Link(bytes_per_s=1e5)) == [10, 10]
+    assert exposed_ms(Link(bytes_per_s=1e5, nodes=near)) == [1, 1]
+    assert exposed_ms(Link(bytes_per_s=1e5, nodes=far)) == [20, 20]
+    assert exposed_ms(Link(bytes_per_s=1e5, nodes=replace(far, nics=0))) == [10, 10]
+    assert exposed_ms(Link(bytes_per_s=1e5, nodes=replace(far, nics=4))) == [5, 5]
+    assert exposed_ms(Link(bytes_per_s=1e5, nodes=far, sharing="one_at_a_time")) == [10, 20]

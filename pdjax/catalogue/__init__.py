@@ -1,15 +1,18 @@
-"""Chips and models by name, in numbers, each with its source."""
+"""Chips, links and models by name, in numbers, each with its source."""
 
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import TypeVar
 
 from pdjax.catalogue.chips import CHIPS, Chip
+from pdjax.catalogue.links import LINKS, PublishedLink
 from pdjax.catalogue.models import MODELS
 from pdjax.catalogue.shapes import Experts, Heads, Latent, Mlp, Shape, shape_of
+from pdjax.core.link import Link
 
 __all__ = [
     "CHIPS",
+    "LINKS",
     "MODELS",
     "CatalogueError",
     "Chip",
@@ -17,8 +20,10 @@ __all__ = [
     "Heads",
     "Latent",
     "Mlp",
+    "PublishedLink",
     "Shape",
     "chip",
+    "link",
     "model",
     "shape_of",
 ]
@@ -27,12 +32,17 @@ _T = TypeVar("_T")
 
 
 class CatalogueError(ValueError):
-    """A chip or model that is not here; the message names those that are."""
+    """A chip, link or model that is not here; the message names those that are."""
 
 
 def chip(name: str) -> Chip:
     """Raises CatalogueError for a name that is not in CHIPS."""
     return _find("chip", name, CHIPS)
+
+
+def link(name: str) -> Link:
+    """Raises CatalogueError for a name that is not in LINKS."""
+    return _find("link", name, LINKS).link
 
 
 def model(name: str) -> Shape:

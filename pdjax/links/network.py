@@ -152,7 +152,8 @@ class Network:
 
     def _next_change(self) -> float:
         """When the rates change next: bytes of a transfer are over, or a stall is."""
-        return min((self._next_over(), *self._stalled.values()))
+        over_ns = self._next_over()
+        return min(over_ns, *self._stalled.values()) if self._stalled else over_ns
 
     def _next_over(self) -> float:
         over = self._over

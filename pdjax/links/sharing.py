@@ -27,6 +27,8 @@ def max_min(paths: Sequence[Path]) -> list[float]:
     By progressive filling (Bertsekas and Gallager, Data Networks, section 6.5.2): the end with
     the least for each of its transfers fixes theirs, and so on with what is left.
     """
+    if len(paths) == 1:
+        return [rate_alone(paths[0])]
     users: dict[End, list[int]] = {}
     for i, path in enumerate(paths):
         for end in path:

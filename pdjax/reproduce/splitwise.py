@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from pdjax.catalogue import link as published_link
 from pdjax.catalogue import model
 from pdjax.core.config import Config, Link, Model, Pool, Role, Routing, Switching, Transfer
 from pdjax.cost import Cost
@@ -30,10 +31,10 @@ MODEL, TP = "llama2-70b", 8
 Mode = Literal["as measured", "as simulated"]
 """`as measured`: every measured point exactly; KV crosses in four layer groups at 200 Gb/s, the
 paper's InfiniBand. `as simulated`: as the authors' simulator does it: a decode batch is looked up
-by its number of requests on an axis of tokens, and the link's 200 are GiB/s."""
+by its number of requests on an axis of tokens; each transfer has a link of 200 GiB/s to itself."""
 LINKS: Mapping[Mode, Link] = {
     "as measured": Link(bytes_per_s=200e9 / 8),
-    "as simulated": Link(bytes_per_s=200 * 2**30),
+    "as simulated": published_link("splitwise-sim"),
 }
 
 SLOWDOWNS: Mapping[str, Mapping[int, float]] = {
