@@ -177,8 +177,8 @@ def rows_of(placement: str, found: Found, shape: Shape) -> Iterator[Row]:
     for column, (name, off) in TIMES.items():
         live, simulated = (it[column].dropna().to_numpy() for it in (found.live, found.simulated))
         yield from _error(f"{placement}: mean {name}", live.mean(), simulated.mean(), off)
-        tails = (float(np.quantile(times, 0.99)) for times in (live, simulated))
-        yield from _error(f"{placement}: p99 {name}", *tails, P99_OFF)
+        live, simulated = (float(np.quantile(times, 0.99)) for times in (live, simulated))
+        yield from _error(f"{placement}: p99 {name}", live, simulated, P99_OFF)
 
 
 def _error(what: str, live: float, simulated: float, off: float) -> Iterator[Row]:
