@@ -22,7 +22,7 @@ from pdjax.core.config import (
     Transfer,
     node_of,
 )
-from pdjax.core.events import Landed
+from pdjax.core.events import Finish, Landed, Send, Step
 from pdjax.core.link import Preset
 from pdjax.core.request import Request, SamplingParams
 from pdjax.cost import Cost
@@ -354,3 +354,41 @@ def test_what_requests_wait_for_depends_on_where_their_instances_are():
     assert exposed_ms(Link(bytes_per_s=1e5, nodes=replace(far, nics=0))) == [10, 10]
     assert exposed_ms(Link(bytes_per_s=1e5, nodes=replace(far, nics=4))) == [5, 5]
     assert exposed_ms(Link(bytes_per_s=1e5, nodes=far, sharing="one_at_a_time")) == [10, 20]
+
+
+def handed_over(near: bool, schedule, decode_tokens: int = 4000) -> list[bool]:
+    """Of each hand-off of 12 requests in 4P4D, whether it stayed in its node; all have ended."""
+    pool = Pool(tokens=4000, page_size=1000)
+    placement = {
+        "p": Role("prefill", instances=4, pool=pool, chunk=1000),
+        "d": Role("decode", instances=4, pool=replace(pool, tokens=decode_tokens), chunk=1000),
+    }
+    link = of_nodes(devices=4)  # p0 d0 p1 d1 | p2 d2 p3 d3
+    config = Config(
+        {"it": placement},
+        model=Model("none", context=3000),
+        transfer=Transfer(schedule=schedule, link=link),
+        routing=Routing("round_robin", "round_robin", near=near),
+    )
+    cost = Cost(lambda step: 1_000_000, lambda send: send.length, link)
+    lengths = [1000 if i % 4 < 2 else 2000 for i in range(12)]
+    requests = [Request(i, 0, n, SamplingParams(max_tokens=20)) for i, n in enumerate(lengths)]
+    log = [record.body for record in simulate(config, "it", Source(tuple(requests)), cost)]
+    assert sum(isinstance(body, Finish) for body in log) == len(requests)
+    where = node_of(placement, link.nodes)
+    sends = [body for body in log if isinstance(body, Send)]
+    sends += [send for body in log if isinstance(body, Step) for send in body.sends]
+    return [where[send.source] == where[send.target] for send in sends]
+
+
+@pytest.mark.parametrize("schedule", ["whole", "layerwise"])
+def test_kv_stays_in_its_node_where_that_is_asked_for_and_there_is_room(schedule):
+    assert not all(handed_over(False, schedule))
+    assert all(handed_over(True, schedule, decode_tokens=20_000))
+    elsewhere = handed_over(True, schedule, decode_tokens=5000)
+    assert any(elsewhere) and not all(elsewhere)
+
+
+def test_to_decode_near_needs_nodes():
+    with pytest.raises(ConfigError, match=r"`routing\.near` without nodes: say how many"):
+        Config({"it": PD}, routing=Routing(near=True))

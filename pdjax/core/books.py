@@ -15,6 +15,7 @@ from pdjax.core.events import (
     Send,
 )
 from pdjax.core.leases import Leases
+from pdjax.core.link import node_of
 from pdjax.core.policies.ordering import ORDERS
 from pdjax.core.policies.routing import Load, looks_at_caches
 from pdjax.core.policies.switching import Pace
@@ -47,6 +48,7 @@ class Books:
         self.schedule = SCHEDULES[transfer.schedule]
         self.streaming = transfer.schedule == "streaming"
         self.routing = routing
+        self.node_of = node_of(placement, transfer.link.nodes) if routing.near else {}
         self.order = ORDERS[routing.order]
         self.changed: dict[str, Instance] = {}  # instances whose load is not ranked yet
         self.instances = build_instances(placement, dict(layouts), cache, self.changed)
@@ -119,6 +121,11 @@ class Books:
     def route_decode(self, t: Tracked, fits: Callable[[Instance], bool]) -> Instance | None:
         """Who of those that fit shall decode it; nobody, if nobody does."""
         self.reorder()
+        if self.node_of and t.prefill is not None:
+            here = self.node_of[t.prefill.name]
+            near = self.decode_side.choose(t, lambda d: self.node_of[d.name] == here and fits(d))
+            if near is not None:
+                return near
         return self.decode_side.choose(t, fits)
 
     def reorder(self) -> None:

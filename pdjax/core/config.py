@@ -160,6 +160,8 @@ class Routing:
         running `now`, or by what will be running when their prefill ends (`predicted`), as
         Mooncake does under overload.
     cache_weight: of computed tokens against held ones in `cache_aware`.
+    near: decode in the node (`transfer.link.nodes`) of the prefill where an instance there has
+        room, whatever the loads elsewhere, as DistServe does under low affinity.
     """
 
     prefill: Literal[
@@ -173,6 +175,7 @@ class Routing:
     local_below: int = 0
     reject: Literal["never", "now", "predicted"] = "never"
     cache_weight: float = 1.0
+    near: bool = False
     estimate: Estimate = field(default_factory=Estimate)
 
 
@@ -326,6 +329,10 @@ class Config:
     def __post_init__(self):
         require(bool(self.placements), "`placements` is empty: name at least one placement")
         _check_faults(self.faults, self.recovery)
+        require(
+            not self.routing.near or self.transfer.link.nodes.devices > 0,
+            "`routing.near` without nodes: say how many `transfer.link.nodes.devices` one has",
+        )
         roles = [role for placement in self.placements.values() for role in placement.values()]
         require(
             self.switching.policy == "never" or any(role.switches for role in roles),
