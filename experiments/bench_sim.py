@@ -50,8 +50,7 @@ REQUESTS = flags.DEFINE_integer("requests", 1_000_000, "Synthetic requests on 64
 
 FLEETS = (16, 256, 4096)
 """Instances, half of them for prefill."""
-FLEET_REQUESTS = 1000
-"""Fewer where there are very many instances: all of them are looked at for every request."""
+FLEET_REQUESTS = 4000
 PAIR_RATE = 2.5
 """Synthetic requests per second for each prefill instance: half of what it can do."""
 PART = 1000
@@ -199,10 +198,9 @@ def trace_rows() -> Iterator[Row]:
 def fleet_rows() -> Iterator[Row]:
     for instances in FLEETS:
         pairs = instances // 2
-        count = min(FLEET_REQUESTS, (1 << 20) // instances)
-        source = Synthetic(count, PAIR_RATE * pairs, ahead=count)
+        source = Synthetic(FLEET_REQUESTS, PAIR_RATE * pairs, ahead=FLEET_REQUESTS)
         found = measure(config(pairs, pairs), source)
-        what = f"{instances} instances, {count} synthetic requests"
+        what = f"{instances} instances, {FLEET_REQUESTS} synthetic requests"
         yield Row(what, found.cpu_s / found.requests * 1e6, "us/request")
 
 

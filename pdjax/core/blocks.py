@@ -10,29 +10,30 @@ from collections.abc import Collection, Iterable
 
 
 class PageAllocator:
-    """Pages anywhere in the pool; the last released are the first reused."""
+    """Pages anywhere in the pool; the last released are the first reused, then come new ones."""
 
     def __init__(self, pages: int):
-        self._free = list(range(pages - 1, -1, -1))
-
-    @property
-    def free(self) -> int:
-        return len(self._free)
+        self.free = pages
+        self._released: list[int] = []
+        self._new = 0  # no page from this one on has ever been out
 
     @property
     def largest_run(self) -> int:
-        return len(self._free)
+        return self.free
 
     def take(self, count: int) -> tuple[int, ...] | None:
-        if count > len(self._free):
+        if count > self.free:
             return None
-        cut = len(self._free) - count
-        taken = tuple(reversed(self._free[cut:]))
-        del self._free[cut:]
-        return taken
+        self.free -= count
+        cut = max(0, len(self._released) - count)
+        again = self._released[cut:][::-1]
+        del self._released[cut:]
+        begin, self._new = self._new, self._new + count - len(again)
+        return (*again, *range(begin, self._new))
 
     def give(self, pages: Collection[int]) -> None:
-        self._free.extend(reversed(tuple(pages)))
+        self.free += len(pages)
+        self._released.extend(reversed(tuple(pages)))
 
 
 class SlabAllocator:

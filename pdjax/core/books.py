@@ -276,7 +276,8 @@ def _decoders_on_the_same_pool(
     instances: Mapping[str, Instance], decoders: list[Instance]
 ) -> dict[str, Instance]:
     """Instance -> the one that decodes from the same pool, where there is one."""
-    return {i.name: d for i in instances.values() for d in decoders if i.pool is d.pool}
+    of_pool = {d.pool.name: d for d in decoders}
+    return {i.name: of_pool[i.pool.name] for i in instances.values() if i.pool.name in of_pool}
 
 
 def _users_of_pools(instances: Mapping[str, Instance]) -> dict[str, list[Instance]]:
