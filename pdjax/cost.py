@@ -28,9 +28,9 @@ class Cost(NamedTuple):
     decode_ns: DecodeNs | None = None
     sharing: Sharing = Sharing()
 
-    def ends_ns(self, step: Step) -> list[int]:
+    def ends_ns(self, step: Step) -> np.ndarray:
         """When each iteration of an open step ends: what as many single steps would last."""
-        return np.cumsum(self.iterations_ns(step)).tolist()
+        return np.cumsum(self.iterations_ns(step))
 
     def iterations_ns(self, step: Step) -> Sequence[int] | np.ndarray:
         """What each iteration of an open step lasts."""
@@ -51,7 +51,7 @@ class Cost(NamedTuple):
 def cached_of(step: Step) -> tuple[int, np.ndarray]:
     """Of an open step: how many requests, and the tokens cached for them before each iteration."""
     n, cached = len(step.decodes), sum(d.position for d in step.decodes)
-    return n, cached + n * np.arange(step.steps)
+    return n, np.arange(cached, cached + n * step.steps, n)
 
 
 def affine(clock: Clock, link: Link, send_bytes: Callable[[Send], int]) -> Cost:

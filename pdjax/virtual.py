@@ -5,11 +5,12 @@ starts: then tokens are real and times are deterministic.
 """
 
 import heapq
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
+
+import numpy as np
 
 from pdjax.core.config import Placement
 from pdjax.core.events import (
@@ -72,7 +73,7 @@ class _Run(Computing):
     group: int = 0
     began_ns: int = 0
     armed_ns: int | None = None  # when it is looked at next
-    ends_ns: tuple[int, ...] = ()  # of the iterations of an open step
+    ends_ns: np.ndarray | None = None  # of the iterations of an open step
 
     def computed_ns(self) -> int:
         """Of its time alone and without waiting, what the groups before `group` take."""
@@ -189,8 +190,8 @@ class VirtualBackend:
         pieces = (*step.sends, *(self._open[id] for id in step.awaits if id in self._open))
         groups = max((piece.groups for piece in pieces), default=1)
         queue = self._steps.setdefault(step.instance, deque())
-        ends_ns = tuple(self._cost.ends_ns(step)) if step.open else ()
-        length_ns = ends_ns[-1] if step.open else self._cost.step_ns(step)
+        ends_ns = self._cost.ends_ns(step) if step.open else None
+        length_ns = self._cost.step_ns(step) if ends_ns is None else int(ends_ns[-1])
         queue.append(
             _Run(
                 step=step,
@@ -227,12 +228,13 @@ class VirtualBackend:
 
     def _cut(self, cut: Cut) -> None:
         """The iteration in progress becomes the last one of an open step."""
-        queue = self._steps[cut.instance]
-        run = queue[0]
-        last = bisect_left(run.ends_ns, self._now - run.began_ns)
-        if run.step.id == cut.step and last + 1 < len(run.ends_ns):
+        run = self._steps[cut.instance][0]
+        if run.step.id != cut.step or run.ends_ns is None:
+            return
+        last = int(run.ends_ns.searchsorted(self._now - run.began_ns))
+        if last + 1 < len(run.ends_ns):
             run.ends_ns = run.ends_ns[: last + 1]
-            run.left_ns -= run.due_ns - (run.began_ns + run.ends_ns[last])
+            run.left_ns -= run.due_ns - (run.began_ns + int(run.ends_ns[last]))
             self._look_at(run)
 
     def _end_group(self, run: _Run) -> Event | None:
@@ -250,7 +252,9 @@ class VirtualBackend:
         queue.popleft()
         if queue:
             self._begin(queue[0])
-        emitted, ends_ns = run.emitted, run.ends_ns
+        emitted, ends_ns = run.emitted, ()
+        if run.ends_ns is not None:
+            ends_ns = tuple(run.ends_ns.tolist())
         if len(ends_ns) < run.step.steps and run.step.open:
             emitted = tuple(Emitted(e.rid, e.tokens[: len(ends_ns)]) for e in emitted)
         return StepDone(run.step.id, run.step.instance, run.began_ns, emitted, ends_ns)
