@@ -83,7 +83,7 @@ ALL_OPTIONS = {
         SLO, ttft_s=st.sampled_from([2e-9, 9e-9]), tpot_s=st.sampled_from([2e-9, 9e-9])
     ),
     "groups": st.integers(1, 3),
-    "schedule": st.sampled_from(["whole", "chunkwise", "layerwise", "streaming"]),
+    "schedule": st.sampled_from(["whole", "chunkwise", "layerwise", "streaming", "pull"]),
     "credits": st.integers(0, 2),
     "prefill_router": st.sampled_from(["round_robin", "shortest_queue"]),
     "decode_router": st.sampled_from(["round_robin", "shortest_queue"]),

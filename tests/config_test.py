@@ -92,6 +92,7 @@ def test_a_placement_that_cannot_serve_is_refused(placement: Placement, message:
         (lambda: Pool(page_size=8, classes=(8, 20)), "let each size divide the next"),
         (lambda: Pool("slab", page_size=8, classes=(8, 16)), "of a pool of slab"),
         (lambda: Transfer(credits=-1), "`transfer.credits` is -1"),
+        (lambda: Transfer(initiator="pull"), "is `layerwise`, which sends it earlier: set it to"),
         (lambda: Link(latency_s=-1), "must be at least 0"),
         (lambda: Cache(block=0), "`cache.block` is 0"),
         (lambda: Recovery(attempts=0), "`recovery.attempts` is 0"),

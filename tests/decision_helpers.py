@@ -134,10 +134,17 @@ def scheduler_for(placement: Placement, *, groups: int = 1, schedule: str = "lay
                   decode_router: str = "shortest_queue", cache: Cache | None = None,
                   recovery: Recovery | None = None, slo: SLO | None = None,
                   switching: Switching | None = None) -> Scheduler:  # fmt: skip
+    """schedule: a `transfer.schedule`, pushed, or `pull`."""
+    pulls = schedule == "pull"
     return Scheduler(
         placement,
         context=CONTEXT,
-        transfer=Transfer(schedule=schedule, groups=groups, credits=credits),
+        transfer=Transfer(
+            schedule="whole" if pulls else schedule,
+            groups=groups,
+            initiator="pull" if pulls else "push",
+            credits=credits,
+        ),
         routing=Routing(prefill_router, decode_router),
         cache=cache or Cache(),
         recovery=recovery or Recovery(),

@@ -98,6 +98,13 @@ def test_one_prefill_and_one_decode_instance_match(case: Case):
     assert crossed == {r.id for r in workload() if r.max_tokens > 1}
 
 
+def test_kv_that_is_pulled_matches():
+    transfer = Transfer(schedule="whole", groups=LAYERS, initiator="pull")
+    ran = run(config_of(SPLIT, transfer=transfer), workload(), devices=[0, 1])
+    assert ran.tokens == collocated_tokens()
+    assert_pools_are_full(ran.scheduler)
+
+
 def test_the_cases_cover_every_pair_of_choices():
     """Guards the table above: what is not in it is not tested."""
     flat = [(c.tp, c.groups, *c.pages, c.chunk, c.form, c.schedule) for c in CASES]

@@ -126,8 +126,12 @@ HOW = pytest.mark.parametrize("how", ["recompute", "return", "swap"])
 @HOW
 @pytest.mark.parametrize(
     "options",
-    [{"schedule": "whole"}, {"schedule": "streaming", "groups": 2, "wrong": 1 + (MANY > 1)}],
-    ids=["whole", "streaming"],
+    [
+        {"schedule": "whole"},
+        {"schedule": "pull"},
+        {"schedule": "streaming", "groups": 2, "wrong": 1 + (MANY > 1)},
+    ],
+    ids=["whole", "pull", "streaming"],
 )
 def test_one_prefill_and_one_decode_instance_always_come_to_an_end(how, options):
     placement = {"prefill": prefill(pool=pool(4)), "decode": decode(**pressed(how))}

@@ -46,6 +46,7 @@ class Books:
         # Who decides by how long steps take must see each of them.
         self.macro_steps = macro_steps and switching.policy != "slo"
         self.schedule = SCHEDULES[transfer.schedule]
+        self.pulls = transfer.initiator == "pull"
         self.streaming = transfer.schedule == "streaming"
         self.routing = routing
         self.node_of = node_of(placement, transfer.link.nodes) if routing.near else {}

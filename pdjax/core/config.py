@@ -51,6 +51,9 @@ class Transfer:
         computes) or `streaming` (as `layerwise`, and the first decode step starts on a layer
         group as soon as that group has landed).
     groups: layer groups; each is a program of its own and travels by itself. 1 is all at once.
+    initiator: `push` (a place is found while the prompt is computed, and KV leaves as the schedule
+        says) or `pull` (DistServe, OSDI 2024, section 4.3: a decode instance fetches KV of a
+        computed prompt when it has a free slot for it; meanwhile it waits where it was computed).
     checksum: compare, on the devices, what landed with what left.
     credits: hand-offs that a decode instance accepts before they decode; 0: as many as it has
         memory for.
@@ -59,12 +62,18 @@ class Transfer:
     transport: Literal["device_put", "collective", "host"] = "device_put"
     schedule: Literal["whole", "chunkwise", "layerwise", "streaming"] = "layerwise"
     groups: int = 1
+    initiator: Literal["push", "pull"] = "push"
     checksum: bool = False
     credits: int = 0
     link: Link = field(default_factory=Link)
 
     def __post_init__(self):
         require(self.groups >= 1, f"`transfer.groups` is {self.groups}; it must be at least 1")
+        require(
+            self.initiator == "push" or self.schedule == "whole",
+            f"`transfer.initiator` is `pull`, which fetches the KV of a whole prompt, but "
+            f"`transfer.schedule` is `{self.schedule}`, which sends it earlier: set it to `whole`",
+        )
         require(self.credits >= 0, f"`transfer.credits` is {self.credits}; it must be >= 0")
 
 

@@ -33,6 +33,7 @@ def find_places(b: Books) -> None:
 def _accepts(b: Books, t: Tracked, d: Instance) -> bool:
     """Those whom an instance swapped out come before new ones."""
     full = b.transfer.credits and d.landing >= b.transfer.credits
+    full = full or (b.pulls and d.landing >= d.free_slots)  # it fetches what it has a slot for
     if not (d.up and d.takes_decodes) or d.swapped or full or b.claimed(d, t):
         return False
     blocks = t.blocks[: _blocks(b, t.length)]

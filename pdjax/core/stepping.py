@@ -202,7 +202,8 @@ def _dispatch_chunk(
     found = ()
     if first and t.reused:  # what a cache had leaves as if it had just been computed
         found = sum(leaving(b, t, Chunk(t.rid, 0, t.reused, last=False)), start=())
-    if (inside or after or found) and t.target is None and t.rid not in b.unplaced:
+    leaves = inside or after or found
+    if leaves and t.target is None and t.rid not in b.unplaced and not b.pulls:
         b.by_age(b.unplaced, t.rid)
         find_places(b)
     leave_now(b, t, found)
