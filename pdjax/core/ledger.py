@@ -65,6 +65,9 @@ class Ledger:
         self._allocator = _allocator(self._form, self.pages, self._classes)
         self._index = PrefixIndex(self._cache)
         self._held: dict[int, KVHandle] = {}
+        # Hashes of the leading blocks that lie in a request's own pages. There they stay until it
+        # lets go, and only then does it matter when they were used: no need to publish them again.
+        self._published: dict[int, list[int]] = {}
 
     # --- what there is -------------------------------------------------------------------
 
@@ -180,9 +183,11 @@ class Ledger:
                 f"request {handle.rid} publishes {len(blocks)} blocks of {step} pages but holds "
                 f"{len(handle.pages)} pages of pool `{self.name}`"
             )
-        lying = self._index.blocks_in(handle.pages, step)
-        used, parent = [], None
-        for i, (hash, here) in enumerate(zip(blocks, lying, strict=False)):
+        known = self._published.setdefault(handle.rid, [])
+        begin = len(known) if list(blocks[: len(known)]) == known else 0
+        lying = self._index.blocks_in(handle.pages[begin * step : len(blocks) * step], step)
+        used, parent = [], blocks[begin - 1] if begin else None
+        for i, (hash, here) in enumerate(zip(blocks[begin:], lying, strict=True), begin):
             if here is not None and here.hash != hash:
                 raise ValueError(
                     f"page {here.pages[0]} of pool `{self.name}` is cached as block {here.hash}; "
@@ -192,6 +197,8 @@ class Ledger:
             if block is None:
                 pages = handle.pages[i * step : (i + 1) * step]
                 block = self._index.add(hash, parent, pages)
+            if i == len(known) and block.pages[0] == handle.pages[i * step]:
+                known.append(hash)
             used.append(block)
             parent = hash
         self._index.use(reversed(used), self._now_ns)
@@ -200,6 +207,7 @@ class Ledger:
         """The request gives back all it holds; cached blocks stay until they are evicted."""
         self._check_held(handle)
         del self._held[handle.rid]
+        self._published.pop(handle.rid, None)
         if not len(self._index):
             self._free(handle.pages)
             return

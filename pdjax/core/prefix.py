@@ -99,7 +99,7 @@ class PrefixIndex:
 
     def add(self, hash: int, parent: int | None, pages: tuple[int, ...]) -> CachedBlock:
         """A new block, held by the one who published it; `use` is to follow."""
-        block = CachedBlock(hash, parent, pages, holders=1, used_ns=0, order=-1)
+        block = CachedBlock(hash, parent, pages, 1, 0, -1)
         self._by_hash[hash] = self._by_first_page[pages[0]] = block
         if parent is not None:
             self._successors[parent] = self._successors.get(parent, 0) + 1
