@@ -187,8 +187,10 @@ class VirtualBackend:
     # --- steps -----------------------------------------------------------------------------
 
     def _queue_step(self, step: Step, emitted: tuple[Emitted, ...]) -> None:
-        pieces = (*step.sends, *(self._open[id] for id in step.awaits if id in self._open))
-        groups = max((piece.groups for piece in pieces), default=1)
+        groups = 1
+        if step.sends or step.awaits:
+            pieces = (*step.sends, *(self._open[id] for id in step.awaits if id in self._open))
+            groups = max((piece.groups for piece in pieces), default=1)
         queue = self._steps.setdefault(step.instance, deque())
         ends_ns = self._cost.ends_ns(step) if step.open else None
         length_ns = self._cost.step_ns(step) if ends_ns is None else int(ends_ns[-1])

@@ -112,16 +112,16 @@ class Scheduler:
         not awaited (told twice, too late, from an instance that died) changes nothing."""
         b = self._books
         b.actions, b.now_ns = [], now_ns
-        match event:
+        match event:  # those that come most often first
+            case StepDone():
+                step_done(b, event)
+            case Landed():
+                landed(b, event.send)
             case Arrived():
                 self._arrive(event.request)
             case AbortAsked():
                 if event.rid in b.requests:
                     end(b, b.requests[event.rid], "abort")
-            case StepDone():
-                step_done(b, event)
-            case Landed():
-                landed(b, event.send)
             case SendFailed():
                 send_failed(b, event)
             case Down():
