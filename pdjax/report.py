@@ -208,7 +208,10 @@ def _transfers(config: Config) -> str:
     t = config.transfer
     link = t.link.preset or (f"{t.link.bytes_per_s / 1e9:g} GB/s" if t.link.bytes_per_s else "")
     parts = [f"transfer {t.schedule} by {t.transport}, groups {t.groups}"]
-    parts += [f"link {link}"] * bool(link) + ["prefix cache"] * config.cache.prefix
+    parts += [f"link {link}"] * bool(link)
+    parts += [f"nodes of {t.link.nodes.devices} devices"] * bool(t.link.nodes.devices)
+    parts += [f"links {t.link.sharing}"] * (t.link.sharing != "max_min")
+    parts += ["prefix cache"] * config.cache.prefix
     parts += [f"{len(config.faults)} faults on purpose"] * bool(config.faults)
     return "; ".join(parts)
 
