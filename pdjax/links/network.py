@@ -8,17 +8,19 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pdjax.core.link import Link
 from pdjax.core.placement import Placement
-from pdjax.links.sharing import SHARES, End, Path
+from pdjax.links.sharing import SHARES, End, Path, rate_alone
 from pdjax.links.topology import NANOSECONDS, Route, Topology
 
 NEVER = math.inf  # a time
 ROOM = 64
 """Entries of the heap that are not worth tidying up."""
+NEARLY = 1 - 1e-9
+"""More than sums of floats are off."""
 
 
 class Crossed(NamedTuple):
@@ -58,6 +60,14 @@ class _Flow:
         return True
 
 
+@dataclass(slots=True)
+class _Crossing:
+    """What crosses an end, and how much of it that could use if nobody shared anything."""
+
+    flows: dict[_Flow, None] = field(default_factory=dict)
+    demand: float = 0.0
+
+
 class Network:
     """Transfers between named instances. Times are integer nanoseconds that never go back.
 
@@ -73,11 +83,10 @@ class Network:
         self._started = self._left = 0  # transfers
         self._flows: dict[int, _Flow] = {}  # by id
         self._queues: dict[Route, deque[_Flow]] = {}  # the first of each is crossing
-        self._crossing: dict[End, dict[_Flow, None]] = {}
+        self._fair = link.sharing == "max_min"
+        self._crossing: dict[End, _Crossing] = {}
         self._over: list[tuple[float, int, _Flow]] = []  # a heap: (an over_ns, number, flow)
-        self._sent: list[
-            tuple[int, int, _Flow]
-        ] = []  # a heap: (when it arrives, n-th to leave, ..)
+        self._sent: list[tuple[int, int, _Flow]] = []  # a heap: (arrives, n-th that left, flow)
         self._stalled: dict[str, float] = {}  # target -> until when
         self._stops: dict[str, End] = {}  # target -> what lets nothing through
 
@@ -179,14 +188,16 @@ class Network:
         self._put_on(now_ns, flows, self._take_off(flows))
 
     def _take_off(self, flows: Sequence[_Flow]) -> set[End]:
-        """These cross nothing; returns what they crossed."""
-        freed = {end for flow in flows for end in flow.path}
+        """These cross nothing; returns where others may have more for it."""
+        freed = {end for flow in flows for end in flow.path if self._is_tight(end)}
         for flow in flows:
+            alone = rate_alone(flow.path)
             for end in flow.path:
-                del self._crossing[end][flow]
-        for end in freed:
-            if not self._crossing[end]:
-                del self._crossing[end]
+                crossing = self._crossing[end]
+                del crossing.flows[flow]
+                crossing.demand -= alone
+                if not crossing.flows:
+                    del self._crossing[end]
         return freed
 
     def _put_on(self, now_ns: int, flows: Sequence[_Flow], freed: Iterable[End] = ()) -> None:
@@ -195,24 +206,31 @@ class Network:
             target = flow.route.target
             stop = (self._stops[target],) if target in self._stalled else ()
             flow.path = (*flow.route.path, *stop)
+            alone = rate_alone(flow.path)
             for end in flow.path:
-                self._crossing.setdefault(end, {})[flow] = None
+                crossing = self._crossing.setdefault(end, _Crossing())
+                crossing.flows[flow] = None
+                crossing.demand += alone
         self._solve(now_ns, self._coupled(flows, freed))
 
     def _coupled(self, flows: Sequence[_Flow], ends: Iterable[End]) -> list[_Flow]:
-        """These, those that cross any of `ends`, and whoever shares an end with one of them, and so
-        on, in the order in which they were started: all whose rates may change."""
+        """These, those that cross any of `ends`, and whoever shares a tight end with one of them,
+        and so on, in the order in which they were started: all whose rates may change."""
         found = dict.fromkeys(flows)
-        seen = {*ends, *(end for flow in flows for end in flow.path)}
-        todo = list(seen)
+        seen = {*ends, *(end for flow in flows for end in flow.path if self._is_tight(end))}
+        todo = [end for end in seen if end in self._crossing]
         while todo:
-            for flow in self._crossing.get(todo.pop(), ()):
+            for flow in self._crossing[todo.pop()].flows:
                 if flow not in found:
                     found[flow] = None
-                    new = [end for end in flow.path if end not in seen]
+                    new = [end for end in flow.path if end not in seen and self._is_tight(end)]
                     seen.update(new)
                     todo += new
         return sorted(found, key=lambda flow: flow.number)
+
+    def _is_tight(self, end: End) -> bool:
+        """Whether it may hold up what crosses it; not if all that could use is less than it has."""
+        return not self._fair or self._crossing[end].demand > NEARLY * end.bytes_per_s
 
     def _solve(self, now_ns: int, flows: Sequence[_Flow]) -> None:
         rates = self._share([flow.path for flow in flows])
