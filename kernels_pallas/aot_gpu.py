@@ -37,13 +37,15 @@ CHIPS = {
     "h200": Chip("NVIDIA H200", 4.8e12, 150_754_820_096),
 }
 
+SHARED_BYTES = 232_448  # that one block of threads can have
+
 # What both have: a GpuTargetConfigProto in text form. Shared memory, registers and threads are
 # those of compute capability 9.0 (CUDA C++ programming guide, table of technical specifications).
 _TARGET = """
 gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
   shared_memory_per_block: 49152 shared_memory_per_core: 233472
-  shared_memory_per_block_optin: 232448
+  shared_memory_per_block_optin: {shared}
   registers_per_core_limit: 65536 registers_per_block_limit: 65536
   core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 l2_cache_size: {l2}
   block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
@@ -106,7 +108,7 @@ def start(dumps: Path | None = None) -> None:
 @functools.cache
 def device(chip: str) -> Any:
     """One such chip."""
-    target = _TARGET.format(l2=_L2[chip], **dataclasses.asdict(CHIPS[chip]))
+    target = _TARGET.format(l2=_L2[chip], shared=SHARED_BYTES, **dataclasses.asdict(CHIPS[chip]))
     topology = topologies.get_topology_desc(platform="cuda", topology="1x1x1", target_config=target)
     return topology.devices[0]
 
@@ -139,11 +141,17 @@ def compile_on(
     return lowered.compile(compiler_options=dict(options or {}))
 
 
+def kernels(compiled: jax.stages.Compiled) -> list[str]:
+    """Hashes of the Mosaic GPU kernels in a program, each once. Mosaic makes machine code once for
+    every hash."""
+    return list(dict.fromkeys(_KERNEL.findall(compiled.as_text() or "")))
+
+
 def resources(compiled: jax.stages.Compiled) -> list[Resources]:
     """Of the Mosaic GPU kernels in the program that was compiled last."""
     (folder,) = _DUMPS
-    kernels = dict.fromkeys(_KERNEL.findall(compiled.as_text() or ""))
-    new = [kernel for kernel in kernels if kernel not in _KNOWN]  # others are not compiled again
+    here = kernels(compiled)
+    new = [kernel for kernel in here if kernel not in _KNOWN]  # others are not compiled again
     reports, plans = (_in_order(folder, kind) for kind in (".ptxas", ".resources.txt"))
     for kernel, report in zip(new, reports, strict=True):
         match = _PTXAS.search(report.read_text())
@@ -151,7 +159,7 @@ def resources(compiled: jax.stages.Compiled) -> list[Resources]:
             raise ValueError(f"ptxas' report `{report}` has another form than expected")
         _KNOWN[kernel] = match
     found = []
-    for kernel, plan in zip(kernels, plans, strict=True):
+    for kernel, plan in zip(here, plans, strict=True):
         match = _KNOWN[kernel]
         shared = plan.read_text().partition("smem_scratch_bytes=")[2].partition(",")[0]
         name = match["name"].removesuffix("_mosaic_gpu_kernel")
