@@ -7,10 +7,12 @@ a catalogue model and chip. What each reaches is printed and written to plan.jso
 folder as soon as it is known: stop it whenever you like, the same command goes on from there.
 """
 
+import io
 from pathlib import Path
 
 import msgspec
 from absl import flags
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
@@ -18,6 +20,7 @@ from tqdm import tqdm
 from experiments.flags import run_with_config
 from pdjax import catalogue
 from pdjax.core.config import Config
+from pdjax.metrics import GROWTH
 from pdjax.plan import (
     Hardware,
     Result,
@@ -40,8 +43,8 @@ def main(config: Config, workdir: Path) -> None:
     shape, chip = catalogue.model(MODEL.value), catalogue.chip(CHIP.value)
     hardware = Hardware(shape, chip, CHIPS.value, tuple(map(int, TPS.value)))
     seeds = range(SEEDS.value)
-    question = (config, shape.name, chip.name, hardware.chips, hardware.tps, len(seeds))
-    setting = msgspec.json.encode((*question, TOLERANCE.value)).decode()
+    asked = (config, shape.name, chip.name, hardware.chips, hardware.tps, len(seeds))
+    setting = msgspec.json.encode((*asked, TOLERANCE.value)).decode()
     path = workdir / "plan.jsonl"
     known, results = read_results(path, setting), []
     found = search(config, hardware, seeds=seeds, tolerance=TOLERANCE.value, known=known)
@@ -52,20 +55,44 @@ def main(config: Config, workdir: Path) -> None:
                 add_result(path, result)
     except KeyboardInterrupt:
         print(f"\nstopped; the same command goes on from {path}")
-    show(results)
-    print(verdict(results, config))
+    for line in (
+        *question_of(config, hardware, len(seeds)),
+        table(results),
+        verdict(results, config),
+    ):
+        print(line)
 
 
-def show(results: list[Result]) -> None:
-    table = Table("candidate", "chips", "at best", "goodput", "95 %", "per chip", "not searched")
-    for r in sorted(results, key=lambda r: r.per_chip, reverse=True):
-        interval = "" if r.low is None or r.high is None else f"{r.low:.3g} to {r.high:.3g}"
-        numbers = ("", "", "") if r.skipped else (f"{r.rate:.4g}", interval, f"{r.per_chip:.3g}")
-        table.add_row(r.name, str(r.chips), f"{r.bound:.4g}", *numbers, r.skipped)
-    Console().print(table)
-    for r in results:
-        if r.refusal:
-            print(f"{r.name}: {r.refusal}")
+def question_of(config: Config, hardware: Hardware, seeds: int) -> list[str]:
+    """What was asked, and what the columns mean."""
+    slo, requests = config.slo, config.workload.requests
+    return [
+        f"{hardware.shape.name} on {hardware.chips} {hardware.chip.name}: the highest rate "
+        f"(requests/s) at which {slo.target:.0%} of requests have TTFT <= {slo.ttft_s:g} s and "
+        f"TPOT <= {1e3 * slo.tpot_s:g} ms, and the queue gains at most {GROWTH:.0%} of what comes.",
+        f"{seeds} seeds of {requests} requests at every rate; 95 %: of the rate, Student's t over "
+        "seeds. at best: by closed form, every request a mean one.",
+    ]
+
+
+def table(results: list[Result]) -> str:
+    """The candidates that were searched, best first, and why the others were not."""
+    searched = sorted((r for r in results if not r.skipped), key=lambda r: r.per_chip, reverse=True)
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    shown.add_column("candidate", no_wrap=True)
+    for column in ("chips", "rate per chip", "95 %", "rate", "at best", "in time", "queue gains"):
+        shown.add_column(column, justify="right")
+    shown.add_column("above that rate", no_wrap=True)
+    for r in searched:
+        low, high = r.interval
+        interval = "" if r.low is None else f"{low:.3g} to {high:.3g}"
+        numbers = (f"{r.per_chip:.3g}", interval, f"{r.rate:.4g}", f"{r.bound:.4g}")
+        state = (f"{r.in_time:.1%}", f"{r.growth:.1%}", r.ended) if r.rate else ("", "", r.ended)
+        shown.add_row(r.name, str(r.chips), *numbers, *state)
+    out = io.StringIO()
+    Console(file=out, width=170).print(shown)
+    left_out = [f"not searched: {r.name}: {r.skipped}" for r in results if r.skipped]
+    return "\n".join([out.getvalue().rstrip(), *left_out])
 
 
 if __name__ == "__main__":

@@ -52,8 +52,13 @@ class Point:
         return float(np.mean([seed.growth_per_s for seed in self.seeds]))
 
     @property
+    def growth(self) -> float:
+        """As a share of the requests that arrive."""
+        return self.growth_per_s / self.rate
+
+    @property
     def growing(self) -> bool:
-        return self.growth_per_s > GROWTH * self.rate
+        return self.growth > GROWTH
 
     @property
     def reached(self) -> bool:
@@ -65,15 +70,22 @@ class Point:
         return self.reached and not self.growing
 
     @property
+    def why(self) -> str:
+        """What keeps the goodput below this rate, in a few words; nothing where it counts."""
+        late = "" if self.reached else f"{self.attainment.share:.1%} in time"
+        grows = f"queue grows by {self.growth:.0%}" if self.growing else ""
+        return ", ".join(filter(None, (late, grows)))
+
+    @property
     def refusal(self) -> str:
         """Why a rate at which enough requests were in time does not count all the same."""
         if not (self.reached and self.growing):
             return ""
-        a, share = self.attainment, self.growth_per_s / self.rate
+        a = self.attainment
         return (
             f"{self.rate:.4g} requests/s is not a goodput: {a.share:.1%} of {a.requests} requests "
-            f"are in time, but the queue grows by {share:.0%} of what arrives; serve more requests "
-            "to see whether it goes on"
+            f"are in time, but the queue grows by {self.growth:.0%} of what arrives; serve more "
+            "requests to see whether it goes on"
         )
 
 
@@ -94,14 +106,23 @@ class Goodput:
         return self.points[0].attainment.requests
 
     @property
-    def fails_at(self) -> float:
+    def at(self) -> Point | None:
+        """The point at `rate`; None where no rate counts."""
+        return next((p for p in self.points if p.rate == self.rate), None)
+
+    @property
+    def beyond(self) -> Point:
         """The lowest rate served above `rate`."""
-        return min((p.rate for p in self.points if p.rate > self.rate), default=float("inf"))
+        return next(p for p in self.points if p.rate > self.rate)
+
+    @property
+    def fails_at(self) -> float:
+        return self.beyond.rate
 
     @property
     def refusal(self) -> str:
         """One line where the rate above would be the goodput if its queue did not grow."""
-        return next((p.refusal for p in self.points if p.rate == self.fails_at), "")
+        return self.beyond.refusal
 
     def table(self) -> pd.DataFrame:
         """The points visited, a row each."""

@@ -89,7 +89,11 @@ class Candidate:
 
 
 class Result(msgspec.Struct, frozen=True):
-    """A candidate's goodput and its interval (requests per second), or why it was not searched."""
+    """A candidate's goodput and its interval (requests per second), or why it was not searched.
+
+    requests: served at every rate, over all seeds. in_time: share of them at the goodput; growth:
+    of the queue there, as a share of what arrives. ended: what is wrong at the next rate above.
+    """
 
     name: str
     form: str
@@ -99,8 +103,10 @@ class Result(msgspec.Struct, frozen=True):
     low: float | None = None
     high: float | None = None
     requests: int = 0
+    in_time: float = 0.0
+    growth: float = 0.0
+    ended: str = ""
     skipped: str = ""
-    refusal: str = ""
 
     @property
     def per_chip(self) -> float:
@@ -294,8 +300,7 @@ def _result(
     serve = functools.cache(simulated(sized, "it", hardware.cost(sized, candidate.placement)))
     start = reached * candidate.chips or candidate.bound
     if reached and not (point := serve_at(serve, config.slo, start, seeds)).counts:
-        how = "its queue grows" if point.growing else f"{point.attainment.share:.1%} are in time"
-        why = f"at {start:.4g} requests/s, as much per chip as another reaches, {how}"
+        why = f"at {start:.4g} requests/s, as much per chip as another reaches: {point.why}"
         return msgspec.structs.replace(result, skipped=why)
     found = goodput(serve, config.slo, start=start, seeds=seeds, tolerance=tolerance)
     return msgspec.structs.replace(
@@ -304,7 +309,9 @@ def _result(
         low=None if np.isnan(found.low) else found.low,
         high=None if np.isnan(found.high) else found.high,
         requests=found.requests,
-        refusal=found.refusal,
+        in_time=found.at.attainment.share if found.at else 0.0,
+        growth=found.at.growth if found.at else 0.0,
+        ended=f"{found.beyond.why} at {found.fails_at:.4g}/s",
     )
 
 
@@ -317,17 +324,24 @@ def best_of_forms(results: Iterable[Result]) -> list[Result]:
     return sorted(best.values(), key=lambda r: r.per_chip, reverse=True)
 
 
+def separates(config: Config, form: str) -> bool:
+    return all(role.does != "both" for role in config.placements[form].values())
+
+
 def verdict(results: Iterable[Result], config: Config) -> str:
-    """What to do, in one line."""
+    """What to do, in one line: the best form that separates prefill from decode against the best
+    that does not, whichever of the two wins."""
     best = best_of_forms(results)
     if not best:
         return "No candidate meets the SLO at any rate: relax it, or give larger instances."
-    first, *others = best
-    separate = all(role.does != "both" for role in config.placements[first.form].values())
+    first = best[0]
+    separate = separates(config, first.form)
     said = "Separate prefill and decode" if separate else "Do not separate prefill from decode"
     line = f"{said}: {first.name} serves {first.per_chip:.3g} requests/s per chip"
+    others = [r for r in best if separates(config, r.form) != separate]
     if not others:
-        return f"{line}; no other form meets the SLO."
+        other = "one that does not separate them" if separate else "one that separates them"
+        return f"{line}; of the other kind ({other}) none meets the SLO."
     second = others[0]
     line += f", {first.per_chip / second.per_chip:.2f} times as many as {second.name}"
     unsure = second.interval[1] > first.interval[0]

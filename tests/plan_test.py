@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from configs.plan import get_config
+from experiments.plan import table
 from pdjax.catalogue import chip, model
 from pdjax.core.config import SLO, Arrivals, Config, Lengths, Model, Pool, Role, Workload
 from pdjax.costs.batch import Batch
@@ -138,6 +139,32 @@ def test_the_verdict_says_when_not_to_separate():
     line = verdict([result("apart", 4.0), result("together", 6.0), result("apart", 5.0)], config())
     assert line.startswith("Do not separate prefill from decode: together 6.0 serves 3 requests/s")
     assert "1.20 times as many as apart 5.0" in line
+
+
+def test_the_verdict_compares_the_best_of_each_kind():
+    """Two forms that do not separate are best; what counts is how far separation is behind."""
+    chunked = config().replace(
+        placements={**config().placements, "chunked": {"server": Role(pool=POOL, mixed=True)}}
+    )
+    found = [result("chunked", 9.0), result("together", 8.0), result("apart", 6.0)]
+    assert "chunked 9.0 serves 4.5 requests/s per chip, 1.50 times as many as apart 6.0" in verdict(
+        found, chunked
+    )
+    assert "of the other kind (one that separates them) none" in verdict(found[:2], chunked)
+
+
+def test_the_table_says_how_steady_a_goodput_is_and_what_ends_it(found):
+    """Of every candidate that was searched; the queue's gain is below the limit, and what is wrong
+    above is late requests or a queue that grows."""
+    shown = table(found)
+    for r in found:
+        if r.rate:
+            assert r.in_time >= 0.9 and r.growth <= 0.1
+            assert "in time" in r.ended or "queue grows" in r.ended
+            (line,) = [line for line in shown.splitlines() if line.strip().startswith(r.name)]
+            assert f"{r.in_time:.1%}" in line and r.ended in line
+        else:
+            assert f"not searched: {r.name}: {r.skipped}" in shown
 
 
 def test_the_verdict_says_when_to_separate_and_when_it_is_not_sure():
