@@ -5,15 +5,16 @@
 
 A config's docstring says what is reproduced, with which stand-ins, what cannot be, and how long
 it takes. Its rows are printed and written, with its figure, to runs/papers/NAME; with --all every
-config of configs/papers is run and runs/papers/index.html shows them all. A result that is there
-is kept (interrupt and go on as you like) unless --again is given. Nothing here needs a device.
+config of configs/papers is run (about half an hour of one core) and runs/papers/index.html shows
+all that are done, from the first on. A result that is there is kept (interrupt and go on as you
+like) unless --again is given. Nothing here needs a device.
 Traces are read from `PDJAX_TRACES`, or from ../shared/traces.
 """
 
 import runpy
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from absl import flags
@@ -34,25 +35,26 @@ PAPERS = Path("configs/papers")
 
 
 def reproduce_all(paths: Sequence[Path], workdir: Path, again: bool) -> list[Result]:
-    """Reproduces each config, prints its rows, and writes the page of all of them. Interrupted
-    (Ctrl-C), it still writes the page of those that are done."""
-    results: list[Result] = []
+    """Reproduces each config, prints its rows, and writes the page of all that are done after each:
+    an interrupt (Ctrl-C) loses no more than the config at hand."""
+    page, results = workdir / "index.html", []
     try:
-        for result in _results(paths, workdir, again):
-            print(table(result), flush=True)
-            results.append(result)
+        for number, path in enumerate(paths, 1):
+            print(f"[{number}/{len(paths)}] {path.stem}", flush=True)
+            results.append(_kept(path, workdir, again) or one(path, workdir))
+            print(table(results[-1]), flush=True)
+            write_page(page, "Reproductions", results, planned=len(paths))
     except KeyboardInterrupt:
         print(f"interrupted: the page has {len(results)} of {len(paths)}; the others can follow")
-    print(write_page(workdir / "index.html", "Reproductions", results))
+    print(page)
     return results
 
 
-def _results(paths: Sequence[Path], workdir: Path, again: bool) -> Iterator[Result]:
-    for path in paths:
-        kept = None if again else read(workdir / path.stem)
-        if kept is not None:
-            print(f"{path.stem}: kept from {kept.commit}; --again runs it once more")
-        yield kept or one(path, workdir)
+def _kept(path: Path, workdir: Path, again: bool) -> Result | None:
+    kept = None if again else read(workdir / path.stem)
+    if kept is not None:
+        print(f"{path.stem}: kept from {kept.commit}; --again runs it once more")
+    return kept
 
 
 def one(path: Path, workdir: Path) -> Result:

@@ -9,6 +9,7 @@ from pdjax.reproduce.splitwise import (
     A100,
     ISO_COST,
     ISO_POWER,
+    ISO_POWER_CODE,
     Cluster,
     highest,
     independent,
@@ -35,7 +36,7 @@ def _machines(cluster: Cluster) -> dict[str, int]:
 def test_clusters_draw_equal_power_and_cost_the_same():
     """Within a machine: units of splitwise-sim, a fifth of 40 DGX-H100; capped ones draw 0.7."""
     power = {A100: 24.8, "h100-80gb": 44.0, "h100-80gb-pcap": 0.7 * 44.0}
-    for (cluster,) in ISO_POWER.values():
+    for (cluster,) in (*ISO_POWER.values(), *ISO_POWER_CODE.values()):
         total = sum(power[name] * count for name, count in _machines(cluster).items())
         assert abs(total - 8 * 44.0) < 24.8
     cost = {A100: 2.21, "h100-80gb": 4.76, "h100-80gb-pcap": 4.76}
@@ -89,5 +90,16 @@ def test_the_reproduction_compares_every_design(monkeypatch):
     monkeypatch.setattr(splitwise, "RATES", (10, 20))
     found = iso_power(n=100, runs=(("code", "as measured"),))
     assert found.figure.startswith("<svg")
-    assert sum(bool(row.verdict) for row in found.rows) == 4
-    assert len(found.rows) == 4 + len(ISO_POWER) + 1
+    assert sum(bool(row.verdict) for row in found.rows) == 3 + 1  # bars, and the headline
+    assert len(found.rows) == 3 + 1 + len(ISO_POWER_CODE) + 1
+
+
+def test_a_published_bar_is_met_within_a_quarter_or_not():
+    bar = splitwise.Bar("Splitwise-AA", "Baseline-A100", 2.0, "figure")
+    verdicts = [
+        splitwise._bar_row("conv", each, ratio, "power").verdict
+        for each, ratio in ((bar, 2.5), (bar, 2.51), (bar, "the latter has none"),
+                            (bar._replace(ratio=None), 1.01), (bar._replace(ratio=None), 1.0))
+    ]  # fmt: skip
+    yes, no = "reproduced", "not reproduced"
+    assert verdicts == [yes, no, no, yes, no]

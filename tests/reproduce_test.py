@@ -4,12 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from experiments.reproduce import load, one, reproduce_all
 from pdjax.core.config import ConfigError
 from pdjax.reproduce import Reproduction, Row, beside, judged, near, trace_file
-from pdjax.reproduce.pages import read, table, text
+from pdjax.reproduce.pages import Result, read, table, text, write
+from pdjax.reproduce.result import mean_and_interval
 from pdjax.traces import TraceError
 
 REPO = Path(__file__).parent.parent
@@ -20,12 +22,15 @@ from pdjax.reproduce import Reproduction, beside, judged, near
 
 def reproduce():
     rows = (
-        near("<speed>", 2.0, 2.1, within=0.1, source="table 1", unit="s"),
+        near("<speed>", 2.0, 2.1, within=0.1, source="table 1", unit="s", interval=(1.9, 2.3)),
         judged("shape", "up", "down", False, criterion="same", source="figure 2"),
         beside("colour", "-", "blue", source="nowhere"),
     )
     figure = '<svg xmlns="http://www.w3.org/2000/svg"></svg>'
-    return Reproduction(title="Speeds", rows=rows, figure=figure, caption="Look.", notes=("Note.",))
+    return Reproduction(
+        title="Speeds", samples="3 seeds", rows=rows, figure=figure, caption="Look.",
+        notes=("Note.",),
+    )
 '''
 CHEAP = ("mooncake_transfer", "seed_links")
 
@@ -59,7 +64,7 @@ def test_a_verdict_follows_from_the_criterion(row: Row, verdict: str, criterion:
 def test_a_reproduction_counts_what_was_judged():
     rows = [near("a", 1, value, within=0, source="") for value in (1, 1, 2)]
     rows += [beside("b", 1, 2, source=""), judged("c", 1, 2, None, criterion="", source="")]
-    found = Reproduction(title="", rows=tuple(rows), figure="", caption="")
+    found = Reproduction(title="", samples="", rows=tuple(rows), figure="", caption="")
     assert found.verdict == "2 of 4 reproduced, 1 undecided"
 
 
@@ -67,6 +72,28 @@ def test_numbers_have_four_digits_and_counts_all_of_theirs():
     assert [text(value) for value in (12031, 36.5512, 0.0012345, "x1.3")] == [
         "12,031", "36.55", "0.001234", "x1.3",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "word"), [(np.inf, "inf"), (-np.inf, "-inf"), (np.nan, "nan")])
+def test_what_is_infinite_or_no_number_is_a_word_wherever_it_is_shown(
+    value: float, word: str, tmp_path: Path
+):
+    """JSON has none of the three, so a row that kept one could not be read back."""
+    assert text(value) == word
+    rows = (near("a", value, 1.0, within=0.1, source=""), beside("b", 1.0, value, source=""))
+    found = Reproduction(title="", samples="", rows=rows, figure="<svg/>", caption="")
+    result = Result(name="it", about="", reproduction=found)
+    write(tmp_path / "it", result)
+    assert read(tmp_path / "it") == result
+    assert (rows[0].published, rows[1].obtained) == (word, word)
+    assert rows[0].verdict == "not reproduced" and word in table(result)
+
+
+def test_an_interval_is_students_over_seeds_and_needs_two():
+    """Of 1, 2, 3: 2 +- 4.303 * 1 / sqrt(3); rates end at 0. (4.303: the table's 0.975 for 2.)"""
+    mean, interval = mean_and_interval([1, 2, 3])
+    assert mean == 2 and interval == (0.0, pytest.approx(2 + 4.3027 / 3**0.5, abs=1e-4))
+    assert mean_and_interval([7.0]) == (7.0, None)
 
 
 def test_a_result_is_written_whole_and_read_back(tmp_path: Path):
@@ -79,6 +106,7 @@ def test_a_result_is_written_whole_and_read_back(tmp_path: Path):
     assert len(lines) == 4 and lines[1].startswith("<speed>,2.0,2.1,table 1,s,within 10 %")
     printed = table(result)
     assert "1 of 2 reproduced" in printed and "not reproduced" in printed and "Note." in printed
+    assert "1.9 to 2.3" in printed and "Samples: 3 seeds." in printed
 
 
 def test_a_result_that_is_there_is_kept_unless_asked_again(tmp_path: Path, capsys):
@@ -111,8 +139,20 @@ def test_an_interrupt_leaves_the_page_of_what_is_done(tmp_path: Path, capsys):
     paths = [config_file(tmp_path), config_file(tmp_path, "stop", stop)]
     results = reproduce_all(paths, tmp_path / "out", again=False)
     assert [result.name for result in results] == ["speeds"]
-    assert "interrupted: the page has 1 of 2" in capsys.readouterr().out
-    assert 'id="speeds"' in (tmp_path / "out" / "index.html").read_text()
+    printed = capsys.readouterr().out
+    assert "[2/2] stop" in printed and "interrupted: the page has 1 of 2" in printed
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert 'id="speeds"' in page and "1 of 2 so far" in page
+
+
+def test_a_bug_in_the_second_leaves_the_page_of_the_first(tmp_path: Path):
+    bug = CONFIG.replace("    rows =", "    raise ZeroDivisionError\n    rows =")
+    paths = [config_file(tmp_path), config_file(tmp_path, "bug", bug)]
+    with pytest.raises(ZeroDivisionError):
+        reproduce_all(paths, tmp_path / "out", again=False)
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "Samples: 3 seeds." in page and "1.9 to 2.3" in page
+    assert read(tmp_path / "out" / "speeds") is not None
 
 
 def test_a_bug_is_no_verdict(tmp_path: Path):

@@ -3,7 +3,8 @@
     python -m experiments.reproduce --config=configs/papers/splitwise_isocost.py
 
 Patel et al., ISCA 2024: 86 DGX-A100 or 40 DGX-H100 and what can be split of the same cost, each
-at the best of two or three splits. As splitwise_isopower otherwise, conversation lengths only.
+at the best of two or three splits. Published: AA best, with 1.4 times Baseline-H100. As
+splitwise_isopower otherwise, conversation lengths only.
 Takes three minutes of processor time; needs the traces.
 """
 

@@ -70,15 +70,16 @@ def boundary(
     ]
     return Reproduction(
         title="Where PD stops paying: prompt length, size of the model, link",
+        samples=f"{requests} requests at each rate, one seed; rates to 5 %",
         rows=tuple(_rows(cells)),
         figure=drawn(lambda: _figure(cells)),
         caption="Goodput of the best 1P3D, 2P2D or 3P1D over that of the better of two collocated "
         "forms (prompts first, or 512-token chunks beside decodes), on as many H100. Above the "
         "line separation pays.",
         notes=(
-            f"Simulated, Llama-3-8B and 70B and Qwen3-0.6B in bf16 on H100 by a roofline; Poisson, "
-            f"prompts of one length, {OUTPUT} output tokens in the mean (lognormal), {requests} "
-            "requests at each rate, one seed: differences of a few percent mean nothing.",
+            "Simulated, Llama-3-8B and 70B and Qwen3-0.6B in bf16 on H100 by a roofline; Poisson, "
+            f"prompts of one length, {OUTPUT} output tokens in the mean (lognormal). With one seed "
+            "and so few requests, differences of a few percent mean nothing.",
             "Goodput: the highest rate at which 90 % of requests have their first token within 5 "
             "times the prefill alone (and no less than 0.1 s) and tokens within twice a decode "
             "step alone. Other objectives move the line. 0: a lone request is late already.",

@@ -1,4 +1,4 @@
-"""DistServe (Zhong et al., OSDI 2024): rates per GPU at 90 % joint attainment, and its ablation."""
+"""DistServe (Zhong et al., OSDI 2024), figures 8 and 9: rates per GPU at 90 % joint attainment."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -8,17 +8,25 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pdjax.core.config import SLO, Lengths
-from pdjax.report_style import LINE_STYLES, PLACEMENT_COLOURS, WIDTH
+from pdjax.report_style import PLACEMENT_COLOURS, WIDTH
 from pdjax.reproduce.distserve_servers import (
     TARGET,
     Case,
     Deployment,
-    Mode,
     attained,
     crossing_of,
 )
-from pdjax.reproduce.result import Reproduction, Row, beside, drawn, judged, near
+from pdjax.reproduce.result import (
+    Reproduction,
+    Row,
+    beside,
+    drawn,
+    judged,
+    mean_and_interval,
+    near,
+)
 from pdjax.reproduce.served import crossing, resampled
+from pdjax.reproduce.simdistserve import compared
 from pdjax.workload import draw_lengths
 
 PAIRS = """
@@ -37,41 +45,43 @@ LLMServe/DistServe (commit 20a1633, Apache-2.0), simdistserve/benchmarks/alignme
 data-ground-truth/opt-13b-sharegpt/vllm-100-1.exp. The data set itself is not published."""
 
 NOTEBOOK = "evaluation's plot.ipynb, stored output (rates by interpolation on its points)"
-PEER = "simdistserve, run with other lengths (not published) at the same placements"
 
 
 class Panel(NamedTuple):
     """One panel as published: the crossings of DistServe and of vLLM, in requests/s per GPU, and
-    those that the authors' simulator gave when set to it."""
+    attainments of vLLM in percent, from the lowest rate on, as far as they were read."""
 
     case: Case
     ours: Deployment
     baseline: Deployment
     published: tuple[float, float]
-    peer: tuple[float, float]
+    curve: tuple[float, ...] = ()
+
+    @property
+    def systems(self) -> dict[str, Deployment]:
+        return {"DistServe": self.ours, "vLLM": self.baseline}
 
 
-_SHAREGPT = resampled(SHAREGPT)
+DRAWN = resampled(SHAREGPT)
 _PLACED_66B = Deployment("distserve", (4, 1), (2, 2)), Deployment("vllm", (4, 1))
 
 OPT_13B = Panel(
     Case(
-        "OPT-13B, ShareGPT", "opt-13b", _SHAREGPT, SLO(0.25, 0.1, TARGET),
+        "OPT-13B, ShareGPT", "opt-13b", DRAWN, SLO(0.25, 0.1, TARGET),
         (0.25, 0.5, 1.0, 1.5, 2.0, 2.25, 2.5, 3.0), per_gpu=100,
     ),
     Deployment("distserve", (2, 1), (1, 1)),
     Deployment("vllm", (1, 1)),
     published=(2.30, 0.50),
-    peer=(2.29, 0.25),
+    curve=(90, 90, 85, 81, 71, 70, 68, 55),
 )  # fmt: skip
 OPT_66B = Panel(
     Case(
-        "OPT-66B, ShareGPT", "opt-66b", _SHAREGPT, SLO(2.5, 0.15, TARGET),
+        "OPT-66B, ShareGPT", "opt-66b", DRAWN, SLO(2.5, 0.15, TARGET),
         (0.0625, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0), per_gpu=25,
     ),
     *_PLACED_66B,
     published=(0.955, 0.347),
-    peer=(0.854, 0.384),
 )  # fmt: skip
 
 
@@ -96,7 +106,7 @@ HUMANEVAL = Panel(
     ),
     *_PLACED_66B,
     published=(1.144, 0.20),
-    peer=(1.094, 0.125),
+    curve=(91.5, 86.5, 79.5, 71, 65, 56.5, 38, 36.5, 28),
 )  # fmt: skip
 LONGBENCH = Panel(
     Case(
@@ -105,20 +115,16 @@ LONGBENCH = Panel(
     ),
     *_PLACED_66B,
     published=(0.530, 0.125),
-    peer=(0.519, 0.147),
 )  # fmt: skip
 
 WITHIN = {"DistServe": 0.12, "vLLM": 0.2}
 """Shares of the published rate: what the authors' simulator itself reaches, roughly."""
+SEEDS = 5
+STUDY = {100: 5, 1000: 3, 3000: 2}
+"""Requests per point -> runs, beside the published number of requests."""
 
 
-STUDY = {1000: 3, 3000: 2}
-
-
-# --- figures 8 and 9 -------------------------------------------------------------------------
-
-
-def figure_8(runs: int = 5, study: Mapping[int, int] | None = None) -> Reproduction:
+def figure_8(runs: int = SEEDS, study: Mapping[int, int] | None = None) -> Reproduction:
     """Upper row of figure 8, OPT-13B and OPT-66B. runs: of as many requests as were published.
     study: requests per point -> runs of so many."""
     notes = (
@@ -130,7 +136,7 @@ def figure_8(runs: int = 5, study: Mapping[int, int] | None = None) -> Reproduct
     return _panels("figure 8", (OPT_13B, OPT_66B), runs, study or STUDY, notes)
 
 
-def figure_9(runs: int = 5, study: Mapping[int, int] | None = None) -> Reproduction:
+def figure_9(runs: int = SEEDS, study: Mapping[int, int] | None = None) -> Reproduction:
     """Panels a and c of figure 9: OPT-66B on HumanEval and LongBench."""
     notes = (
         "No lengths are published: those of HumanEval are assumed (log-normal, 170 and 70 tokens), "
@@ -147,77 +153,74 @@ def _panels(
     notes: tuple[str, ...],
 ) -> Reproduction:
     found = [_find(panel, runs, study) for panel in panels]
-    rows = [row for panel, at in zip(panels, found, strict=True) for row in _rows(panel, at)]
+    rows = [row for panel, at in zip(panels, found, strict=True) for row in _rows(panel, at, runs)]
+    each = ", ".join(f"{p.case.per_gpu * p.ours.gpus} and {p.case.per_gpu}" for p in panels)
+    more = ", ".join(f"{times} of {n:,}" for n, times in study.items())
     return Reproduction(
         title=f"DistServe {figure}: requests/s per GPU at 90 % joint attainment",
+        samples=f"{runs} seeds with the published number of requests per point (DistServe and vLLM "
+        f"tp 1: {each}, by panel; more GPUs, more requests); beside them runs {more} requests",
         rows=tuple(rows),
         figure=drawn(lambda: _draw(panels, found)),
-        caption="Left: joint attainment against rate, one thin line per run of as many requests as "
-        "were published, dashed where published crossings are. Right: where single runs of "
-        "DistServe cross 90 %, by requests per point; the bar is the mean, the line what was "
-        "published. Runs that differ only in their seed disagree by as much as systems do, and "
-        "the more requests, the lower the rate: short runs end before their queue has grown.",
+        caption="Left: joint attainment against rate: one thin line per run of as many requests as "
+        "were published, their mean with dots; crosses are published points, dashed lines "
+        "published crossings. Right: where single runs of DistServe cross 90 %, by requests per "
+        "point; the bar is the mean, the dashed line what was published. Runs that differ only in "
+        "their seed disagree by as much as systems do, and the more requests, the lower the rate: "
+        "short runs end before their queue has grown.",
         notes=(
             *notes,
             "Nothing was fitted here. A pipeline of two stages is two instances as slow as the "
             "whole, each with half of its memory.",
             "'As simdistserve' has its assumptions, on these lengths; what it gave with others is "
-            "beside. On equal requests both give the same attainment (see the tests).",
+            "beside. On equal requests both give the same attainment within a point, but where "
+            "decodes have more than 50,000 tokens of context at once, far beyond 90 % (a test).",
         ),
     )
 
 
 class Found(NamedTuple):
     """curves: system -> attainment, runs x rates. crossings: requests per point -> of single runs
-    of DistServe. as_peer: of both systems, mean over runs."""
+    of DistServe."""
 
     curves: dict[str, np.ndarray]
     crossings: dict[int, list[float]]
-    as_peer: dict[str, float]
-
-
-def _systems(panel: Panel) -> dict[str, Deployment]:
-    return {"DistServe": panel.ours, "vLLM": panel.baseline}
 
 
 def _find(panel: Panel, runs: int, study: Mapping[int, int]) -> Found:
     case = panel.case
-    curves, as_peer = {}, {}
-    for name, deployment in _systems(panel).items():
+    curves = {}
+    for name, deployment in panel.systems.items():
         n = case.per_gpu * deployment.gpus
         curves[name] = np.array(
             [[attained(case, deployment, r, n, s) for r in case.rates] for s in range(runs)]
         )
-        peer: Mode = "simdistserve"
-        crossed = [crossing_of(case, deployment, max(n, 200), seed, peer) for seed in range(runs)]
-        as_peer[name] = float(np.mean(crossed))
     crossings = {case.per_gpu * panel.ours.gpus: _crossings(case, curves["DistServe"])}
     for n, times in study.items():
         crossings[n] = [crossing_of(case, panel.ours, n, seed) for seed in range(times)]
-    return Found(curves, crossings, as_peer)
+    return Found(curves, crossings)
 
 
 def _crossings(case: Case, curves: np.ndarray) -> list[float]:
     return [crossing(case.rates, run.tolist(), TARGET) for run in curves]
 
 
-def _rows(panel: Panel, found: Found) -> list[Row]:
+def _rows(panel: Panel, found: Found, runs: int) -> list[Row]:
     case, rows, means = panel.case, [], []
     unit = "requests/s per GPU"
     for i, (name, curves) in enumerate(found.curves.items()):
         crossings = _crossings(case, curves)
-        means.append(float(np.mean(crossings)))
+        mean, interval = mean_and_interval(crossings)
+        means.append(mean)
         what = f"{case.name}: {name}"
         rows.append(
             near(
-                what, panel.published[i], means[-1],
-                within=WITHIN[name], source=NOTEBOOK, unit=unit,
+                what, panel.published[i], mean,
+                within=WITHIN[name], source=NOTEBOOK, unit=unit, interval=interval,
             )
         )  # fmt: skip
         spread = f"{min(crossings):.3g} to {max(crossings):.3g}"
         rows.append(beside(f"{what}, single runs", "one", spread, source=NOTEBOOK, unit=unit))
-        peer = found.as_peer[name]
-        rows.append(beside(f"{what}, as simdistserve", panel.peer[i], peer, source=PEER, unit=unit))
     ratio = f"{means[0] / means[1]:.3g} times" if means[1] else "vLLM never at 90 %"
     rows.append(
         judged(
@@ -226,14 +229,15 @@ def _rows(panel: Panel, found: Found) -> list[Row]:
             criterion="more, however much", source=NOTEBOOK,
         )
     )  # fmt: skip
-    for n, crossings in list(found.crossings.items())[1:]:
+    for n, crossings in sorted(found.crossings.items()):
+        mean, interval = mean_and_interval(crossings)
         rows.append(
-            near(
-                f"{case.name}: DistServe, {n:,} requests per point", panel.published[0],
-                float(np.mean(crossings)), within=WITHIN["DistServe"], source=NOTEBOOK, unit=unit,
+            beside(
+                f"{case.name}: DistServe, {n:,} requests per point", panel.published[0], mean,
+                source=NOTEBOOK, unit=unit, interval=interval,
             )
         )  # fmt: skip
-    return rows
+    return [*rows, *compared(case, runs)]
 
 
 def _draw(panels: Sequence[Panel], found: Sequence[Found]) -> Figure:
@@ -254,6 +258,9 @@ def _draw_curves(axes: Axes, panel: Panel, found: Found) -> None:
         axes.plot(rates, 100 * curves.T, color=colour, linewidth=0.5, alpha=0.5)
         axes.plot(rates, 100 * curves.mean(axis=0), color=colour, marker="o", label=name)
         axes.axvline(panel.published[i], color=colour, linestyle="--", linewidth=1)
+    if panel.curve:
+        crosses = rates[: len(panel.curve)], panel.curve
+        axes.plot(*crosses, "x", color=PLACEMENT_COLOURS[1], label="vLLM, published", markersize=7)
     axes.axhline(100 * TARGET, color="#444444", linewidth=0.8)
     axes.set(
         title=panel.case.name, xlabel="requests/s per GPU", ylabel="joint attainment (%)",
@@ -271,125 +278,7 @@ def _draw_study(axes: Axes, panel: Panel, found: Found) -> None:
     axes.axhline(panel.published[0], color="#444444", linestyle="--", linewidth=1)
     axes.set_xticks(range(len(ordered)), [f"{n:,}" for n, _ in ordered])
     axes.set(
-        title="DistServe, single runs", xlabel="requests per point", ylabel="rate at 90 %",
+        title="DistServe, single runs", xlabel="requests per point",
+        ylabel="requests/s per GPU at 90 %",
         ylim=(0, None),
     )  # fmt: skip
-
-
-# --- figure 11 ---------------------------------------------------------------------------------
-
-RATES_11 = (0.0625, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
-PARTS_11 = tuple((tp, pp) for tp in (2, 4, 8) for pp in (1, 2))
-"""(tp, stages). The paper has tp 1 to 8 and 1 to 8 stages; of OPT-66B there are no fits of tp 1."""
-NODE_GPUS, NODES = 8, 4
-
-
-def near_each_other(deployment: Deployment) -> bool:
-    """Whether stages of prefill and decode can share nodes, so that KV never leaves one: the
-    constraint of DistServe-low (section 4.2), as the artefact's draw_rate_abalation.py has it."""
-    if deployment.decode is None:
-        return True
-    (tp_p, pp_p), (tp_d, pp_d) = deployment.prefill, deployment.decode
-    segments = (k for k in range(1, NODES + 1) if pp_p % k == 0 and pp_d % k == 0)
-    return any(tp_p * pp_p // k + tp_d * pp_d // k <= NODE_GPUS for k in segments)
-
-
-def figure_11(
-    parts: Sequence[tuple[int, int]] = PARTS_11, per_gpu: int = 25, rates=RATES_11
-) -> Reproduction:
-    """The best placement under each system's freedom, by the simulator that the paper used."""
-    case = Case("OPT-66B", "opt-66b", _SHAREGPT, SLO(0.4, 0.1, TARGET), tuple(rates), per_gpu)
-    split = [Deployment("distserve", p, d) for p in parts for d in parts]
-    whole = [Deployment("vllm", p) for p in parts]
-    candidates = {
-        "DistServe-High": split,
-        "DistServe-Low": [d for d in split if near_each_other(d)],
-        "vLLM++": whole,
-        "vLLM": [Deployment("vllm", (4, 1))],
-    }
-    curves = {d: _curve(case, d) for d in [*split, *whole]}
-    best = {name: max(these, key=lambda d: curves[d][0]) for name, these in candidates.items()}
-    found = {name: curves[d][0] for name, d in best.items()}
-    order = list(found)
-    source = "section 6.5 and figure 11; the artefact's 02-draw_rate_abalation.py"
-    rows = [
-        judged(
-            f"{better} against {worse}", f"{better} {sign} {worse}",
-            f"{found[better]:.3g} and {found[worse]:.3g}", holds,
-            criterion=f"rate per GPU at 90 %: {sign}", source=source, unit="requests/s per GPU",
-        )
-        for better, worse, sign, holds in (
-            (order[0], order[1], ">=", found[order[0]] >= found[order[1]]),
-            (order[1], order[2], ">", found[order[1]] > found[order[2]]),
-            (order[2], order[3], ">=", found[order[2]] >= found[order[3]]),
-        )
-    ]  # fmt: skip
-    rows.append(
-        judged(
-            "vLLM++ against vLLM", "overlap", f"{found['vLLM++']:.3g} and {found['vLLM']:.3g}",
-            abs(found["vLLM++"] - found["vLLM"]) <= WITHIN["vLLM"] * found["vLLM++"],
-            criterion="rates within 20 %", source=f"{source} (title)", unit="requests/s per GPU",
-        )
-    )  # fmt: skip
-    rows += [
-        beside(f"{name}: placement", "not given", _told(best[name]), source=source)
-        for name in order
-    ]
-    rows += [
-        beside(f"simdistserve: {_told(d)}", rate, curves[d][0], source=PEER, unit="at 90 %")
-        for d, rate in PEER_11.items()
-        if d in curves
-    ]
-    return Reproduction(
-        title="DistServe figure 11: what disaggregation and placement each add (OPT-66B)",
-        rows=tuple(rows),
-        figure=drawn(lambda: _draw_11(case, {name: curves[best[name]][1] for name in order})),
-        caption="Joint attainment of the best placement of each system; 400 ms and 100 ms.",
-        notes=(
-            f"By the assumptions of simdistserve, {per_gpu} requests per GPU and point as "
-            "published, one seed. Placements: tp 2, 4, 8 and 1 or 2 stages on either side (the "
-            "paper also has tp 1, of which no fit was published, and more stages).",
-            "A pipeline is as many instances as slow as the whole: a lone batch takes as long as "
-            "in a pipeline, two at once do not queue for its first stage. "
-            f"{max(rates):g} is the highest rate that was served.",
-            "Published is the order only: no values of the final figure are in the artefact.",
-        ),
-    )
-
-
-PEER_11 = {
-    Deployment("distserve", (4, 1), (2, 2)): 0.25,
-    Deployment("distserve", (8, 1), (4, 1)): 0.396,
-    Deployment("distserve", (8, 2), (8, 1)): 0.383,
-    Deployment("vllm", (4, 1)): 0.0,
-    Deployment("vllm", (8, 1)): 0.196,
-}
-
-
-def _curve(case: Case, deployment: Deployment) -> tuple[float, list[float]]:
-    """(crossing, attainment at each rate)"""
-    n = max(case.per_gpu * deployment.gpus, 200)
-    shares = [attained(case, deployment, rate, n, 0, "simdistserve") for rate in case.rates]
-    return crossing(case.rates, shares, TARGET), shares
-
-
-def _told(deployment: Deployment) -> str:
-    parts = {"P": deployment.prefill, "D": deployment.decode}
-    if deployment.decode is None:
-        parts = {"": deployment.prefill}
-    told = (f"{side}tp{part[0]} pp{part[1]}" for side, part in parts.items() if part)
-    return f"{' '.join(told)}, {deployment.gpus} GPUs"
-
-
-def _draw_11(case: Case, curves: Mapping[str, Sequence[float]]) -> Figure:
-    figure = Figure(figsize=(WIDTH, 3.6))
-    axes = figure.subplots()
-    for i, (name, shares) in enumerate(curves.items()):
-        axes.plot(
-            case.rates, 100 * np.array(shares), LINE_STYLES[i], marker="o",
-            color=PLACEMENT_COLOURS[i], label=name,
-        )  # fmt: skip
-    axes.axhline(100 * TARGET, color="#444444", linewidth=0.8)
-    axes.set(xlabel="requests/s per GPU", ylabel="joint attainment (%)", ylim=(0, 102))
-    axes.legend()
-    return figure

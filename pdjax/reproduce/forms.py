@@ -15,6 +15,7 @@ from pdjax.costs.batch import send_bytes_of
 from pdjax.costs.placement import per_role
 from pdjax.costs.roofline import Roofline, on_chip, roofline
 from pdjax.metrics import analyse, summary
+from pdjax.processors import Sharing
 from pdjax.report_style import PLACEMENT_COLOURS, WIDTH
 from pdjax.reproduce.result import Reproduction, Row, drawn, judged
 from pdjax.sim import simulate
@@ -42,9 +43,9 @@ CLAIMED = {
 BATCH = 8
 SAME = 0.05
 """Numbers whose ratio is within this of 1 are about the same."""
-SHARES = {"free": 1.0, "halved": 0.5}
-"""What prefill and decode on one device leave each other of it: all, as if neither slowed the
-other down (which flatters separation), or a half each, always (which does the opposite)."""
+SHARES = {"free": Sharing(speed=1.0), "shared": Sharing(speed=0.5)}
+"""How steps of prefill and decode that run together on one device slow each other down: not at all
+(which flatters separation), or to half of their speed (as if neither left anything unused)."""
 CHIP, SHAPE = CHIPS["a10"], MODELS["llama2-7b"]
 
 
@@ -54,34 +55,35 @@ def pool_forms(config: Config) -> Reproduction:
     config: has placements named as in CLAIMED, all on one device.
     """
     found = {
-        sharing: {name: _served(config, name, share) for name in CLAIMED}
-        for sharing, share in SHARES.items()
+        name: {form: _served(config, form, sharing) for form in CLAIMED}
+        for name, sharing in SHARES.items()
     }
     return Reproduction(
         title="Four forms of KV memory on an A10 with a 7B: directions of a table",
+        samples=f"{config.workload.requests} requests per form, one seed",
         rows=(*_direction_rows(found), *_possible_rows()),
         figure=drawn(lambda: _figure(found)),
         caption="Each number against `native`, in the article (grey) and simulated where prefill "
-        "and decode do not slow each other (blue) and where each has half of the device (orange). "
-        "The truth lies between the two.",
+        "and decode do not slow each other (blue) and where, running together, they share the "
+        "device (orange). The truth lies between the two.",
         notes=(
             "The article states neither prompts nor outputs nor load: here "
-            f"{config.workload.requests} requests of {config.workload.arrivals.concurrency} "
-            "clients, whose prompts and outputs are those of configs/pool_forms.py. Llama-2-7B in "
-            "bf16, A10 at 50 % of peak FLOP/s (as AIConfigurator gives an L40S).",
+            f"requests of {config.workload.arrivals.concurrency} clients, whose prompts and "
+            "outputs are those of configs/pool_forms.py. Llama-2-7B in bf16, A10 at 50 % of peak "
+            "FLOP/s (as AIConfigurator gives an L40S).",
             "Memory is 13.5 GB of weights and the KV that requests hold.",
         ),
     )
 
 
-def _served(config: Config, name: str, share: float) -> Numbers:
+def _served(config: Config, name: str, sharing: Sharing) -> Numbers:
     placement, workload = config.placements[name], config.workload
     source = make_source(
         workload, config.seed, encode=None, vocab=1, context=config.model.context, eos=()
     )
     # On a device of its own KV is copied by the memory, in and out.
     link = Link(bytes_per_s=CHIP.hbm_bytes_per_s / 2)
-    cost = _cost(placement, share, link)
+    cost = _cost(placement, sharing, link)
     config = replace(config, transfer=replace(config.transfer, link=link))
     run = analyse(list(simulate(config, name, source, cost)), placement, config.slo)
     held_gb = (summary(run)["kv_held_tokens_mean"] or 0) * SHAPE.kv_token_bytes() / 1e9
@@ -93,13 +95,11 @@ def _served(config: Config, name: str, share: float) -> Numbers:
     )
 
 
-def _cost(placement: Placement, share: float, link: Link) -> Cost:
-    """Of roles of which several, on one device, have `share` of it each."""
-    share = share if len(placement) > 1 else 1.0
-    coefficients = on_chip(CHIP, compute=0.5 * share, weights=0.71 * share, kv=0.53 * share)
+def _cost(placement: Placement, sharing: Sharing, link: Link) -> Cost:
+    coefficients = on_chip(CHIP, compute=0.5, weights=0.71, kv=0.53)
     model = Roofline(name=CHIP.name, coefficients=coefficients)
     cost = roofline(model, SHAPE, link, send_bytes_of(SHAPE))
-    return per_role(dict.fromkeys(placement, cost), link)
+    return per_role(dict.fromkeys(placement, cost), link)._replace(sharing=sharing)
 
 
 def direction(ratio: float) -> str:

@@ -88,6 +88,7 @@ def mooncake_transfer() -> Reproduction:
     ]  # fmt: skip
     return Reproduction(
         title="Mooncake's measured KV transfers, and a link of latency and bandwidth",
+        samples=f"{len(VLLM)} published means, 2 of them fitted to; no chance in the link model",
         rows=tuple(rows),
         figure=drawn(lambda: _transfer_figure(sizes, link)),
         caption="Left: time against size, measured (dots) and by the link model (line). Right: the "
@@ -175,6 +176,7 @@ def seed_links() -> Reproduction:
             rows.append(near(what, claim.ms, ms, within=0.1, source=source, unit="ms"))
     return Reproduction(
         title="KV sizes and link times of two articles, corrected",
+        samples="arithmetic: nothing is drawn or measured",
         rows=tuple(rows),
         figure=drawn(_seed_figure),
         caption="Transfer time of a prompt's KV over each link, in the simulator's link model; "

@@ -54,9 +54,15 @@ def read(folder: Path) -> Result | None:
 
 
 def text(value: Value) -> str:
+    """Counts with all of their digits, other numbers with four."""
     if isinstance(value, str):
         return value
-    return f"{value:,.0f}" if value == round(value) else f"{value:.4g}"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
+
+
+def between(row: Row) -> str:
+    """The interval of what was obtained, or nothing."""
+    return f"{row.interval[0]:.3g} to {row.interval[1]:.3g}" if row.interval else ""
 
 
 def table(result: Result) -> str:
@@ -66,27 +72,30 @@ def table(result: Result) -> str:
     shown = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, title=result.reproduction.title, title_justify="left"
     )
-    for column in ("what", "published", "obtained", "unit", "criterion", "verdict"):
+    for column in ("what", "published", "obtained", "95 %", "unit", "criterion", "verdict"):
         shown.add_column(column, justify="right" if column in ("published", "obtained") else "left")
     for row in result.reproduction.rows:
-        values = row.what, text(row.published), text(row.obtained)
+        values = row.what, text(row.published), text(row.obtained), between(row)
         shown.add_row(*values, row.unit, row.criterion, row.verdict or "(beside)")
     out = io.StringIO()
     console = Console(file=out, width=120, markup=False)
     console.print(shown)
+    console.print(f"Samples: {result.reproduction.samples}.")
     for note in result.reproduction.notes:
         console.print(f"- {note}")
     summary = f"{result.name}: {result.reproduction.verdict}, {result.seconds:.1f} processor s"
     return f"{out.getvalue().rstrip()}\n{summary}"
 
 
-def write_page(path: Path, title: str, results: Sequence[Result]) -> Path:
-    """One page with the tables and figures of all results."""
+def write_page(
+    path: Path, title: str, results: Sequence[Result], planned: int | None = None
+) -> Path:
+    """One page with the tables and figures of all results. planned: how many there will be."""
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("pdjax"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     page = templates.get_template("reproductions.html.j2").render(
-        title=title, results=results, text=text
+        title=title, results=results, planned=planned or len(results), text=text, between=between
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")

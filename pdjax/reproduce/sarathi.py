@@ -15,7 +15,7 @@ from pdjax.cost import Cost
 from pdjax.costs.batch import send_bytes_of
 from pdjax.costs.roofline import Roofline, on_chip, roofline
 from pdjax.metrics import analyse, devices
-from pdjax.report_style import PLACEMENT_COLOURS, WIDTH
+from pdjax.report_style import PLACEMENT_COLOURS, WIDTH, log_ticks
 from pdjax.reproduce.result import Reproduction, beside, drawn, judged
 from pdjax.reproduce.served import poisson
 from pdjax.sim import simulate
@@ -127,6 +127,7 @@ def budgets(
     }
     return Reproduction(
         title="Sarathi-Serve: the token budget trades TTFT for the tail of TBT (Mistral-7B, A100)",
+        samples=f"{n} requests at each rate, one seed; rates in steps of 15 %",
         rows=(*_tail_rows(tails, rate), *_capacity_rows(found)),
         figure=drawn(lambda: _draw(tails, found)),
         caption=f"Left: p99 of the time between tokens against median TTFT at {rate:g} requests/s "
@@ -135,7 +136,7 @@ def budgets(
             "Step times are a roofline's with today's efficiencies, not the authors' measurements, "
             "so ratios are judged and no times.",
             "Lengths are log-normals through the published median and p90, cut to a context of "
-            f"{CONTEXT}; {n} requests per rate, one seed.",
+            f"{CONTEXT}.",
             "1P1D is not in the paper: its rate is per chip, of which it has two, and KV crosses "
             "NVLink whole.",
         ),
@@ -206,6 +207,7 @@ def _draw(tails: Mapping[str, Tail], found: Mapping[str, tuple[float, float]]) -
         )
     scatter.axhline(1e3 * STRICT_S, color="#444444", linewidth=0.8)
     scatter.set(xlabel="median TTFT (s)", ylabel="p99 TBT (ms)", yscale="log")
+    log_ticks(scatter.yaxis)
     x = np.arange(len(found))
     for i, label in enumerate(("strict", "relaxed")):
         bars.bar(
