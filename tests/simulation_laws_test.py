@@ -22,6 +22,7 @@ from pdjax.core.config import (
     Placement,
     Pool,
     Role,
+    Routing,
     Transfer,
     Workload,
     instances_of,
@@ -64,17 +65,39 @@ def roles(separate: bool, draw: st.DrawFn) -> Placement:
     return {"s": vary("both", mixed=draw(st.booleans()))}
 
 
+FABRIC = Line(bytes_per_s=2e3, latency_s=1e-4)  # not faster than what is between nodes
+NODES = st.one_of(
+    st.just(Nodes()),
+    st.builds(
+        Nodes,
+        devices=st.integers(1, 3),
+        fill=st.sampled_from(["by_role", "interleaved"]),
+        fabric=st.just(FABRIC),
+        nics=st.integers(0, 1),
+        spine_bytes_per_s=st.sampled_from([0.0, 2e3]),
+    ),
+)
+
+
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[Config, Source, list[Record]]:
     schedule = draw(st.sampled_from(["whole", "chunkwise", "layerwise", "streaming"]))
+    nodes = draw(NODES)
+    link = Link(
+        bytes_per_s=draw(st.sampled_from([0.0, 3e3])),
+        latency_s=1e-4,
+        sharing=draw(st.sampled_from(["max_min", "one_at_a_time", "exclusive"])),
+        nodes=nodes,
+    )
     config = Config(
         {"it": roles(draw(st.booleans()), draw)},
         model=Model("none", context=70),
         transfer=Transfer(
             schedule=schedule,
             groups=draw(st.integers(1, 3)),
-            link=Link(bytes_per_s=draw(st.sampled_from([0.0, 3e3])), latency_s=1e-4),
+            link=link,
         ),
+        routing=Routing(near=nodes.devices > 0 and draw(st.booleans())),
         workload=Workload(
             requests=12,
             arrivals=Arrivals(
