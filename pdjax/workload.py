@@ -174,8 +174,15 @@ def _check(workload: Workload, seed: int, chat: Chat | None) -> None:
         )
     if workload.chat and chat is None:
         raise ConfigError("`workload.chat` is set but the model has no chat template: unset it")
-    for name in () if trace.path else ("prompt", "output"):
-        _check_lengths(f"workload.{name}", getattr(workload, name))
+    if trace.path and workload.phases:
+        raise ConfigError("`workload.phases` shift lengths, but a trace gives them: unset one")
+    starts = [0, *(phase.at for phase in workload.phases)]
+    if starts != sorted(set(starts)):
+        raise ConfigError(f"`workload.phases` begin at {starts[1:]}: let each begin after the last")
+    for i, part in enumerate(() if trace.path else (workload, *workload.phases)):
+        name = f"workload.phases[{i - 1}]" if i else "workload"
+        _check_lengths(f"{name}.prompt", part.prompt)
+        _check_lengths(f"{name}.output", part.output)
 
 
 def _check_lengths(name: str, lengths: Lengths) -> None:
@@ -236,8 +243,16 @@ def _shapes(workload: Workload, seed: int, rows: list[TraceRow]) -> list[TraceRo
     else:
         prompts = draw_lengths(workload.prompt, n, _rng(seed, _PROMPT_LENGTHS))
         outputs = draw_lengths(workload.output, n, _rng(seed, _OUTPUT_LENGTHS))
+        for phase in workload.phases:
+            prompts[phase.at :] = _from(phase.prompt, phase.at, n, _rng(seed, _PROMPT_LENGTHS))
+            outputs[phase.at :] = _from(phase.output, phase.at, n, _rng(seed, _OUTPUT_LENGTHS))
         lengths = zip(prompts.tolist(), outputs.tolist(), strict=True)
     return [TraceRow(t, *pair) for t, pair in zip(arrivals, lengths, strict=True)]
+
+
+def _from(lengths: Lengths, at: int, n: int, rng: np.random.Generator) -> np.ndarray:
+    """Those that requests `at` to n would have if the whole run had these lengths."""
+    return draw_lengths(lengths, n, rng)[at:]
 
 
 def _fit(shapes: list[TraceRow], context: int, template: int) -> tuple[list[TraceRow], int]:

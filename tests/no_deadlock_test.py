@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import pytest
 from any_placement import MANY
 from decision_helpers import Driven, both, decode, follow, pool, prefill
+from switching_helpers import wild
 
-from pdjax.core.config import Placement
-from pdjax.core.events import Arrived, KVHandle, Preempt, Send, Step
+from pdjax.core.config import Placement, Switching
+from pdjax.core.events import Arrived, KVHandle, Preempt, Send, Step, Switch
 from pdjax.core.ledger import Ledger
 from pdjax.core.state import Instance
 
@@ -51,7 +52,8 @@ def state(run: Driven) -> tuple:
     books = [_plain(vars_of(each)) for each in (*run.scheduler.requests.values(), *instances)]
     on_the_way = [(_plain(send), send.id in run.cancelled) for send in run.flying.values()]
     arrived = sum(isinstance(record.body, Arrived) for record in run.log)
-    return tuple(books), _plain(list(run.running.values())), tuple(on_the_way), arrived
+    alarms = tuple(at - run.now for at in run.alarms)
+    return tuple(books), _plain(list(run.running.values())), tuple(on_the_way), arrived, alarms
 
 
 def vars_of(tracked: Any) -> list:
@@ -82,6 +84,7 @@ def _plain(value: Any) -> Any:
 class Explored(NamedTuple):
     states: int
     preempted: int  # states on whose way somebody was preempted
+    switched: int  # and an instance changed its job
 
 
 def explore(placement: Placement, *, wrong: int = 2, **options) -> Explored:
@@ -89,7 +92,7 @@ def explore(placement: Placement, *, wrong: int = 2, **options) -> Explored:
     broken, nothing can go on, or a state comes back."""
     seen: set[tuple] = set()
     above: set[tuple] = set()  # on the path to here
-    preempted = 0
+    preempted = switched = 0
     stack: list[tuple[list[Choice], tuple | None]] = [([], None)]
     while stack:
         path, left = stack.pop()
@@ -112,7 +115,8 @@ def explore(placement: Placement, *, wrong: int = 2, **options) -> Explored:
             assert run.scheduler.idle, f"nothing can happen, and it is not over: {path}"
             run.check()
         preempted += any(isinstance(record.body, Preempt) for record in run.log)
-    return Explored(len(seen), preempted)
+        switched += any(isinstance(record.body, Switch) for record in run.log)
+    return Explored(len(seen), preempted, switched)
 
 
 def pressed(how: str, **more) -> dict:
@@ -144,6 +148,18 @@ def test_one_prefill_and_one_decode_instance_always_come_to_an_end(how, options)
 def test_one_server_always_comes_to_an_end(how, mixed):
     explored = explore({"server": both(**pressed(how, mixed=mixed, chunk=3))})
     assert explored.states > 50 and explored.preempted, explored
+
+
+@HOW
+def test_instances_that_change_their_jobs_always_come_to_an_end(how):
+    """As good as drawn, whenever they are asked: to both, from both, to the other side."""
+    placement = {
+        "prefill": prefill(pool=pool(4), switches=True),
+        "decode": decode(**pressed(how, switches=True)),
+    }
+    switching = Switching(wild.__name__, every_s=4e-9)
+    explored = explore(placement, schedule="whole", wrong=1, switching=switching)
+    assert explored.states > 200 and explored.preempted and explored.switched, explored
 
 
 @pytest.mark.parametrize("lag", [0, 1])

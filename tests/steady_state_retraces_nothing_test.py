@@ -9,9 +9,10 @@ from dataclasses import replace
 import jax
 import pytest
 from engine_helpers import COLLOCATED, LAYERS, SPLIT, Fixed, config_of, request, tiny
+from switching_helpers import wild
 
-from pdjax.core.config import Clock, Placement, Pool, Transfer
-from pdjax.core.events import AbortAsked, Send, Step
+from pdjax.core.config import Clock, Placement, Pool, Switching, Transfer
+from pdjax.core.events import AbortAsked, Send, Step, Switch
 from pdjax.core.loop import serve
 from pdjax.engine import Engine
 from pdjax.engine.live import LiveBackend
@@ -132,6 +133,29 @@ def test_every_way_of_kv_is_warmed_up(placement: Placement, transport):
     assert not seen
     purposes = {r.body.purpose for r in records if isinstance(r.body, Send)}
     assert ("swap_in" in purposes) == (placement is SWAPPING)
+
+
+@pytest.mark.parametrize("clock", ["modelled", "wall"])
+def test_an_instance_that_switches_has_the_programs_of_both_jobs(clock):
+    """Those of its own kind, of the other, and of both in one step; and ways to all others."""
+    changes = {"pool": Pool(tokens=512, page_size=4), "switches": True, "mixed": True, "chunk": 16}
+    placement = {name: replace(role, **changes) for name, role in SPLIT.items()}
+    placement["prefill"] = replace(placement["prefill"], instances=2)
+    rules = Switching(wild.__name__, every_s=0.01)
+    engine = Engine(config_of(placement, clock=Clock(clock), switching=rules), "it", tiny())
+    for warm_up in engine.warm_ups(LENGTHS):
+        warm_up()
+    backend = engine.backend()
+    with compilations() as seen:
+        records = list(serve(Fixed(workload()), backend, engine.scheduler()))
+    backend.close()
+    assert not seen
+    assert any(isinstance(r.body, Switch) for r in records)
+    steps = [r.body for r in records if isinstance(r.body, Step)]
+    if clock == "modelled":
+        kinds = {(s.instance, bool(s.chunks), bool(s.decodes)) for s in steps}
+        both = {name for name, chunks, decodes in kinds if decodes}
+        assert both & {"prefill/0", "prefill/1"}
 
 
 def test_serving_without_a_warm_up_is_seen_to_compile():

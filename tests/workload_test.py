@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pdjax.core.config import Arrivals, ConfigError, Lengths, Trace, Workload
+from pdjax.core.config import Arrivals, ConfigError, Lengths, Phase, Trace, Workload
 from pdjax.workload import documentation, draw_lengths, make_source
 
 LOGNORMAL = Lengths("lognormal", mean=40, sigma=0.8, high=300)
@@ -306,3 +306,28 @@ def test_a_negative_seed_a_tiny_context_and_a_prompt_shorter_than_its_template_a
     chatty = replace(WORKLOAD, prompt=Lengths(mean=13), chat=True)
     with pytest.raises(ConfigError, match=r"prompt of 13 .* the 13 of the chat .* at least 14"):
         requests(chatty, chat=lambda text: f"<user>{text}</user>")
+
+
+# --- phases ------------------------------------------------------------------------------------
+
+
+def test_lengths_shift_where_a_phase_begins_and_nothing_else_does():
+    longer = Lengths("lognormal", mean=400, sigma=0.8, high=3000)
+    plain = requests(WORKLOAD, encode=None)
+    shifted = requests(replace(WORKLOAD, phases=(Phase(25, longer, LOGNORMAL),)), encode=None)
+    whole = requests(replace(WORKLOAD, prompt=longer, output=LOGNORMAL), encode=None)
+    assert shifted[:25] == plain[:25] and shifted[25:] == whole[25:]
+    assert shifted[25:] != plain[25:]
+
+
+@pytest.mark.parametrize(
+    ("phases", "message"),
+    [
+        ((Phase(0, LOGNORMAL, LOGNORMAL),), r"`workload.phases` begin at \[0\]"),
+        ((Phase(9, LOGNORMAL, LOGNORMAL), Phase(9, LOGNORMAL, LOGNORMAL)), r"begin at \[9, 9\]"),
+        ((Phase(9, LOGNORMAL, Lengths(low=0)),), r"`workload.phases\[0\].output` has `low` 0"),
+    ],
+)
+def test_phases_that_are_none_are_told_in_one_line(phases, message):
+    with pytest.raises(ConfigError, match=message):
+        source(replace(WORKLOAD, phases=phases))

@@ -237,6 +237,15 @@ class Lengths:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """Lengths of the requests from number `at` (counted from 0) on, in place of the workload's."""
+
+    at: int
+    prompt: Lengths
+    output: Lengths
+
+
+@dataclass(frozen=True)
 class Arrivals:
     """When requests come.
 
@@ -270,6 +279,7 @@ class Trace:
 class Workload:
     """The requests of a run; all of it follows from the run's seed.
 
+    phases: how lengths shift in the course of the run, in order; not with a trace's lengths.
     text: `stdlib` (pieces of the standard library's documentation), or `random` token ids.
     chat: put each prompt through the model's chat template.
     shared: tokens that all prompts begin with, as a system prompt would.
@@ -281,6 +291,7 @@ class Workload:
     arrivals: Arrivals = field(default_factory=Arrivals)
     prompt: Lengths = field(default_factory=lambda: Lengths(mean=128))
     output: Lengths = field(default_factory=lambda: Lengths(mean=32))
+    phases: tuple[Phase, ...] = ()
     trace: Trace = field(default_factory=Trace)
     text: Literal["stdlib", "random"] = "stdlib"
     chat: bool = False
