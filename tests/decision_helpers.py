@@ -207,8 +207,10 @@ class Driven:
 
     def tell_together(self, events: Iterable[Event]) -> list[Action]:
         """Events of one moment, in this order."""
+        early = self._ring(until=self.now)
         self.now += 1
-        return [action for event in events for action in self._tell(event)]
+        told = [action for event in events for action in self._tell(event)]
+        return early + told + self._ring(until=self.now)
 
     def _ring(self, until: int) -> list[Action]:
         actions: list[Action] = []

@@ -2,8 +2,8 @@
 and first and last tokens. Pages have 3 tokens.
 
 Does not apply: draft models, grammars and penalties (none here), multi-process ranks, pipeline
-stages, changing roles at run time (a placement is fixed), and advice when not to split (that is
-what comparing placements is for).
+stages, and advice when not to split (that is what comparing placements is for). Instances that
+change their jobs with requests in flight: switching_test.py and switching_on_arrays_test.py.
 """
 
 import pytest

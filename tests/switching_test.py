@@ -22,6 +22,8 @@ from pdjax.core.config import SLO, ConfigError, Role, Switching, check_placement
 from pdjax.core.events import Alarm, Drain, Finish, Hold, Preempt, Refuse, Send, Switch, TimeUp
 from pdjax.core.loop import first_difference
 from pdjax.core.policies.switching import Situation, Standing, mixed, slo
+from pdjax.metrics import analyse
+from pdjax.timeline import chrome_trace
 
 OBJECTIVES = SLO(ttft_s=1.0, tpot_s=0.1)
 
@@ -270,6 +272,21 @@ def test_a_request_that_does_not_fit_wherever_it_may_come_is_refused():
     scheduler = scheduler_for(placement)
     log = served(scheduler, [request(0, 9, 6)])
     assert "pool `prefill/0` has 4 pages" in of_type(Refuse, [r.body for r in log])[0].why
+
+
+def test_a_report_and_a_timeline_show_when_it_drained_and_when_it_changed():
+    options = {"switching": Switching("mixed", every_s=0.01, prompts_above=20)}
+    placement = {"prefill": prefill(), "decode": decode(switches=True, pool=pool(30))}
+    log = served(scheduler_for(placement, **options), [request(rid, 12, 3) for rid in range(12)])
+    run = analyse(log, placement, SLO())
+    found = run.incidents[["what", "where", "how"]].values.tolist()
+    assert found == [
+        ["switch", "decode/0", "both"],
+        ["drain", "decode/0", "decode"],
+        ["switch", "decode/0", "decode"],
+    ]
+    names = [e["name"] for e in chrome_trace(run)["traceEvents"] if e["ph"] == "i"]
+    assert names == ["switch to both", "drain to decode", "switch to decode"]
 
 
 # --- what is no placement -----------------------------------------------------------------------
