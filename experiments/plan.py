@@ -81,7 +81,7 @@ def table(results: list[Result]) -> str:
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     shown.add_column("candidate", no_wrap=True)
     for column in ("chips", "rate per chip", "95 %", "rate", "at best", "in time", "queue gains"):
-        shown.add_column(column, justify="right")
+        shown.add_column(column, justify="right", no_wrap=True)
     shown.add_column("above that rate", no_wrap=True)
     for r in searched:
         low, high = r.interval
@@ -90,9 +90,10 @@ def table(results: list[Result]) -> str:
         state = (f"{r.in_time:.1%}", f"{r.growth:.1%}", r.ended) if r.rate else ("", "", r.ended)
         shown.add_row(r.name, str(r.chips), *numbers, *state)
     out = io.StringIO()
-    Console(file=out, width=170).print(shown)
+    Console(file=out, width=190).print(shown)
     left_out = [f"not searched: {r.name}: {r.skipped}" for r in results if r.skipped]
-    return "\n".join([out.getvalue().rstrip(), *left_out])
+    lines = [line.rstrip() for line in out.getvalue().rstrip().splitlines()]
+    return "\n".join([*lines, "", *left_out, ""])
 
 
 if __name__ == "__main__":

@@ -26,6 +26,11 @@ SPAN = 2.0**8
 """How far from its start a search goes, up or down."""
 
 
+STEP = 0.9
+"""From one rate to the next below, in search of one at which every seed reaches the target; and the
+other way round."""
+
+
 class GoodputError(ValueError):
     """A search that cannot say anything; one line."""
 
@@ -182,7 +187,25 @@ def goodput(
     while high - low > tolerance * high:
         middle = (low + high) / 2
         low, high = (middle, high) if counts(middle) else (low, middle)
+    if len(seeds) > 1:  # one seed has no interval
+        _bracket_seeds(points, counts)
     return _result(low, points)
+
+
+def _bracket_seeds(points: list[Point], counts: Callable[[float], bool]) -> None:
+    """Serves rates further down and up, by no more than a factor of 2, until every seed has one at
+    which it reaches the target and one at which it does not: its crossing, for the interval."""
+    low = min(points, key=lambda point: point.rate)
+    high = max(points, key=lambda point: point.rate)
+    least, most = low.rate / 2, 2 * high.rate
+    while low.rate > least and any(seed.share < low.target for seed in low.seeds):
+        counts(STEP * low.rate)
+        low = points[-1]
+    while high.rate < most and any(seed.share >= high.target for seed in high.seeds):
+        if high.growing:
+            break  # which is what ends it
+        counts(high.rate / STEP)
+        high = points[-1]
 
 
 def _same(point: Point, other: Point) -> bool:
@@ -224,12 +247,12 @@ def _result(rate: float, points: Sequence[Point]) -> Goodput:
 
 def crossing(points: Sequence[Point], seed: int) -> float:
     """The rate at which one seed would cross the target: between the highest rate below which it
-    always counts and the next one, linear in attainment; the former where the queue is what ends
-    it. points: ascending."""
+    always counts and the next one, linear in attainment; the former where the queue, which is
+    judged over all seeds, is what ends it. points: ascending."""
     before: Point | None = None
     for point in points:
-        share, growth = point.seeds[seed]
-        if share < point.target or growth > GROWTH * point.rate:
+        share = point.seeds[seed].share
+        if share < point.target or point.growing:
             if before is None:
                 return 0.0
             above, below = before.seeds[seed].share, share

@@ -115,6 +115,26 @@ def test_a_crossing_lies_between_two_points_in_proportion():
     assert crossing([point(1, 1.0)], 0) == 1
 
 
+def test_the_queue_is_judged_over_all_seeds_and_not_by_one_that_had_bad_luck():
+    seeds = Seed(0.95, 0.3), Seed(0.95, -0.3)
+    steady, late = (
+        Point(rate, attainment_of(1, 1), tuple(s._replace(share=share) for s in seeds), 0.9)
+        for rate, share in ((1.0, 0.95), (2.0, 0.85))
+    )
+    assert [crossing([steady, late], seed) for seed in (0, 1)] == pytest.approx([1.5, 1.5])
+
+
+@pytest.mark.parametrize("start", [9.9, 10.1])
+def test_the_search_goes_on_until_every_seed_has_a_crossing(start):
+    """The five seeds cross at 8 to 12: from 9.9 the search ends at once with all rates above 8, and
+    from 10.1 with all below 12."""
+    found = goodput(linear, SLOS, start=start, seeds=range(-20, 21, 10), tolerance=0.001)
+    rates = [point.rate for point in found.points]
+    assert min(rates) < 8 and max(rates) > 12
+    assert found.low == pytest.approx(10 - 1.963, abs=0.1)
+    assert found.high == pytest.approx(10 + 1.963, abs=0.1)
+
+
 # --- over the simulator ----------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from pdjax.core.policies.routing import Load, cache_aware_costs
 from pdjax.costs.batch import send_bytes_of
 from pdjax.costs.roofline import Roofline, on_chip, roofline
 from pdjax.metrics import growth_of
-from pdjax.report_style import LINE_STYLES, PLACEMENT_COLOURS, WIDTH
+from pdjax.report_style import LINE_STYLES, PLACEMENT_COLOURS, WIDTH, log_ticks
 from pdjax.reproduce.mooncake import TRACES
 from pdjax.reproduce.replay import Replayed, estimate_of, replay, requests_of
 from pdjax.reproduce.result import Reproduction, Row, beside, drawn, judged, near, trace_file
@@ -176,6 +176,7 @@ def _figure(points: Sequence[Point]) -> Figure:
         times.plot(scales, [point.runs[name].mean_ttft_s for point in points], **look)
         gains.plot(scales, [point.gain(name) for point in points], **look)
     times.set(xlabel="load (x the trace's rate)", ylabel="mean TTFT (s)", yscale="log")
+    log_ticks(times.yaxis)
     times.legend()
     gains.axhline(3, color="#555555", linestyle=":")
     gains.set(xlabel="load (x the trace's rate)", ylabel="TTFT, random over this", ylim=(0, None))

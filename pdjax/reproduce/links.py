@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from pdjax.catalogue import MODELS, Shape
 from pdjax.core.config import Link
 from pdjax.links import NANOSECONDS, Network
-from pdjax.report_style import LINE_STYLES, PLACEMENT_COLOURS, WIDTH
+from pdjax.report_style import LINE_STYLES, PLACEMENT_COLOURS, WIDTH, log_ticks
 from pdjax.reproduce.result import Reproduction, Row, beside, drawn, judged, near
 
 MIB = 2**20
@@ -122,6 +122,7 @@ def _transfer_figure(sizes: Sequence[int], link: Link) -> Figure:
     times.loglog(mib, ours_ms, color=PLACEMENT_COLOURS[0], label="link model")
     times.loglog(mib, measured_ms, "o", color=PLACEMENT_COLOURS[1], label="measured")
     times.set(xlabel="KV (MiB)", ylabel="transfer (ms)", title="Time")
+    log_ticks(times.yaxis)
     times.legend()
     percent = [100 * (a / b - 1) for a, b in zip(ours_ms, measured_ms, strict=True)]
     fitted = (0, len(sizes) - 1)
@@ -233,5 +234,6 @@ def _seed_figure() -> Figure:
         marker = "^" if claim.at_least else "o"
         axes.plot(SEED_BYTES / MIB, claim.ms, marker, color=colour)
     axes.set(xlabel="KV (MiB; 1 MiB is 8 tokens of Llama-3-8B)", ylabel="transfer (ms)")
+    log_ticks(axes.yaxis)
     axes.legend()
     return figure

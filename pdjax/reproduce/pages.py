@@ -61,8 +61,9 @@ def text(value: Value) -> str:
 
 
 def between(row: Row) -> str:
-    """The interval of what was obtained, or nothing."""
-    return f"{row.interval[0]:.3g} to {row.interval[1]:.3g}" if row.interval else ""
+    """The interval of what was obtained, or nothing (where all seeds agree, too)."""
+    low, high = row.interval or (0.0, 0.0)
+    return f"{low:.3g} to {high:.3g}" if low < high else ""
 
 
 def table(result: Result) -> str:

@@ -75,8 +75,9 @@ def compared(case: Case, runs: int) -> Iterator[Row]:
         curves = _percent(case, deployment, case.rates, n, runs)
         crossings = [crossing(case.rates, curve, 100 * TARGET) for curve in curves]
         mean, interval = mean_and_interval(crossings)
+        none = f"below {case.rates[0]:g}"
         yield beside(
-            f"{what}, rate at 90 %", ran.rate or f"below {case.rates[0]:g}", mean, source=SOURCE,
+            f"{what}, rate at 90 %", ran.rate or none, mean or none, source=SOURCE,
             unit="requests/s per GPU", interval=interval,
         )  # fmt: skip
         if ran.percent:
