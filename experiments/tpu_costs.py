@@ -1,16 +1,10 @@
-"""What a step costs on TPUs that are not there, as a table for the simulator.
+"""What steps cost on TPUs that are not there, as a table for the simulator.
 
     python -m experiments.tpu_costs --model=llama3-8b --chip=v5e --tp=4 --json=llama3-8b-v5e-4.json
 
 Compiles the engine's own programs for the chip, with our kernels inside (needs libtpu: run it in
-the environment of `make aot`), and adds up, per step:
-- dense_s: XLA's estimated cycles of its fusions over the clock, or, if that is longer, the time to
-  read all weights once (its estimate leaves out prefetches of weights under tp);
-- attention_s: per layer, the longer of two times of our kernel: its static schedule's bundles, one
-  per cycle, and reading K and V from HBM at full bandwidth;
-- collective_s: what all-reduces and all-gathers move, around a ring of both directions of one link.
-What it leaves out: the host, stalls of the kernel on the matrix unit's latency, and the overlap of
-collectives with compute. Nothing here is measured on a chip.
+the environment of `make aot`). experiments.tpu_step_costs says what a time is made of. Nothing here
+is measured on a chip.
 
 The file is what pdjax.costs.table reads: {model, chip, tp, rows}, a row for every phase
 (`prefill`: size is the tokens of one chunk, context the tokens before it; `decode`: size is the
@@ -19,20 +13,15 @@ above. Takes about a minute per size on one core.
 """
 
 import json
-import math
 import tempfile
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-import jax
 from absl import flags
 from tqdm import tqdm
 
 from experiments.flags import run
+from experiments.tpu_step_costs import rows_of, table_of
 from kernels_pallas import aot_tpu
-from kernels_pallas.specs import Spec
-from pdjax import aot
 from pdjax.architecture import NAMED
 from pdjax.core.config import ConfigError
 
@@ -54,86 +43,16 @@ def main() -> None:
     ]
     with tempfile.TemporaryDirectory() as folder:
         aot_tpu.start(Path(folder))
-        rows = [row for size in tqdm(sizes, unit="size") for row in rows_of(*size, contexts)]
-    table = {"model": MODEL.value, "chip": CHIP.value, "tp": TP.value, "rows": rows}
-    text = json.dumps(table, indent=1)
+        rows = [
+            row
+            for size in tqdm(sizes, unit="size")
+            for row in rows_of(NAMED[MODEL.value], CHIP.value, TP.value, *size, contexts)
+        ]
+    text = json.dumps(table_of(MODEL.value, CHIP.value, TP.value, rows), indent=1)
     if JSON.value:
         Path(JSON.value).write_text(text)
     else:
         print(text)
-
-
-def rows_of(phase: str, size: int, contexts: list[int]) -> Iterator[Mapping[str, Any]]:
-    """Compiles the step once: only the size of its tables depends on the context."""
-    rows, tokens = (size, 1) if phase == "decode" else (1, size)
-    case = aot.Case(
-        arch=NAMED[MODEL.value],
-        chip=CHIP.value,
-        tp=TP.value,
-        rows=rows,
-        context=max(contexts) + tokens,
-        tokens=tokens,
-    )
-    programs = aot.compile_step(case)
-    schedules = aot_tpu.schedules(case.chip, programs["group"])
-    # Tables too large for scalar memory take several calls, which differ in their rows alone.
-    kernel = next(s for name, s in schedules.items() if name.startswith("attention"))
-    dense_s, collective_s = _dense_s(case, programs), _collective_s(case, programs)
-    # A prefill may also be the first of its prompt.
-    for context in contexts if phase == "decode" else [0, *contexts]:
-        attention_s = case.arch.L * _attention_s(case, kernel, context)
-        parts = {"dense_s": dense_s, "attention_s": attention_s, "collective_s": collective_s}
-        key = {"phase": phase, "size": size, "context": context}
-        yield key | {"seconds": sum(parts.values())} | parts
-
-
-def _dense_s(case: aot.Case, programs: Mapping[str, jax.stages.Compiled]) -> float:
-    cycles = _over_step(case, {name: aot_tpu.estimated_cycles(p) for name, p in programs.items()})
-    read_s = case.weight_bytes / aot_tpu.hbm_bytes_per_s(case.chip)
-    return max(cycles / aot_tpu.CHIPS[case.chip].clock, read_s)
-
-
-def _collective_s(case: aot.Case, programs: Mapping[str, jax.stages.Compiled]) -> float:
-    """A ring sends (tp - 1) / tp of an array to gather it, and twice that to reduce it."""
-    sent = _over_step(case, {name: aot_tpu.ring_bytes(p) for name, p in programs.items()})
-    return sent * (case.tp - 1) / case.tp / (2 * aot_tpu.CHIPS[case.chip].link)
-
-
-def _attention_s(case: aot.Case, kernel: Any, context: int) -> float:
-    """One layer's, on one chip."""
-    arch, chip = case.arch, aot_tpu.CHIPS[case.chip]
-    spec = Spec(
-        name="step",
-        B=case.rows,
-        T=case.tokens,
-        S=case.context,
-        G=arch.N // arch.K,
-        K=arch.K // case.tp,
-        H=arch.H,
-        page=case.page,
-        dtype=case.dtype,
-        q_dtype=case.dtype,
-        window=arch.window,
-    )
-    if case.tokens == 1:
-        work, reads = aot_tpu.decode_work(spec, case.chip), 1
-        keys = min(context, arch.window or context)
-        units = spec.B * keys * spec.K
-    else:
-        work = aot_tpu.prefill_work(spec, case.chip)
-        # On average a token sees half of its chunk, and a tile of queries reads it all once.
-        reads = math.ceil(spec.T / work.queries)
-        keys = min(context + spec.T / 2, arch.window or math.inf)
-        units = spec.B * spec.T * keys * spec.N
-    bundles, _ = aot_tpu.bundles(kernel, work)
-    compute_s = bundles * units / (chip.clock * chip.cores)
-    read_s = reads * spec.B * keys * spec.token_bytes / aot_tpu.hbm_bytes_per_s(case.chip)
-    return max(compute_s, read_s)
-
-
-def _over_step(case: aot.Case, by_program: Mapping[str, float]) -> float:
-    """The sum over a step, in which `group` runs once per layer."""
-    return sum(x * (case.arch.L if name == "group" else 1) for name, x in by_program.items())
 
 
 if __name__ == "__main__":
