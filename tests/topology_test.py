@@ -300,7 +300,7 @@ def test_nothing_ever_carries_more_than_it_can_and_everything_arrives(link, tran
             check()
 
     def check() -> None:
-        crossing = {queue[0].id: queue[0].rate for queue in network._queues.values()}
+        crossing = {queue[0].id: queue[0].rate for queue in network._lanes.values()}
         now = {id: pairs[id] for id in crossing}
         for load, limit in carried(link, now, crossing):
             assert load <= limit * (1 + 1e-9)
@@ -325,7 +325,7 @@ class Everything(Network):
     """Works out all rates again at every change."""
 
     def _coupled(self, flows, ends):
-        crossing = {queue[0] for queue in self._queues.values()}
+        crossing = {queue[0] for queue in self._lanes.values()}
         return sorted(crossing, key=lambda flow: flow.number)
 
 

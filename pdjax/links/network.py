@@ -30,14 +30,20 @@ class Crossed(NamedTuple):
     began_ns: int
 
 
+Lane = tuple[str, str, int]
+"""(source, target, number) of transfers that cross one after the other; the number is 0 but where
+links are exclusive, and each transfer has a lane."""
+
+
 @dataclass(slots=True, eq=False)
 class _Flow:
-    """A transfer, the `number`-th that was started. It is queued, then crosses `path`: from
+    """A transfer, the `number`-th that was started. It waits in its lane, then crosses `path`: from
     `since_ns` on it has `left` bytes to send at `rate` bytes/s and is `over_ns`; then all its bytes
     have left."""
 
     id: int
     number: int
+    lane: Lane
     route: Route
     left: float
     path: Path = ()
@@ -82,8 +88,8 @@ class Network:
         self._share = SHARES[link.sharing]
         self._started = self._left = 0  # transfers
         self._flows: dict[int, _Flow] = {}  # by id
-        self._queues: dict[Route, deque[_Flow]] = {}  # the first of each is crossing
-        self._fair = link.sharing == "max_min"
+        self._lanes: dict[Lane, deque[_Flow]] = {}  # the first of each is crossing
+        self._fair, self._exclusive = link.sharing == "max_min", link.sharing == "exclusive"
         self._crossing: dict[End, _Crossing] = {}
         self._over: list[tuple[float, int, _Flow]] = []  # a heap: (an over_ns, number, flow)
         self._sent: list[tuple[int, int, _Flow]] = []  # a heap: (arrives, n-th that left, flow)
@@ -93,9 +99,10 @@ class Network:
     def start(self, now_ns: int, id: int, source: str, target: str, nbytes: int) -> None:
         self._advance(now_ns)
         self._started += 1
-        flow = _Flow(id, self._started, self._topology.route(source, target), nbytes)
+        lane = source, target, self._started if self._exclusive else 0
+        flow = _Flow(id, self._started, lane, self._topology.route(source, target), nbytes)
         self._flows[id] = flow
-        queue = self._queues.setdefault(flow.route, deque())
+        queue = self._lanes.setdefault(lane, deque())
         queue.append(flow)
         if len(queue) == 1:
             self._put_on(now_ns, [flow])
@@ -104,7 +111,7 @@ class Network:
         """When to look at the network next if nothing is started before: nothing arrives earlier.
         None: nothing will arrive."""
         arrives_ns = self._sent[0][0] if self._sent else NEVER
-        change_ns = self._next_change() if self._queues else NEVER
+        change_ns = self._next_change() if self._lanes else NEVER
         at_ns = min(arrives_ns, change_ns + min(self._topology.latencies_ns))
         return None if at_ns == NEVER else int(at_ns)
 
@@ -125,7 +132,7 @@ class Network:
         flow = self._flows.pop(id, None)
         if flow is None:
             return
-        queue = self._queues.get(flow.route, deque())
+        queue = self._lanes.get(flow.lane, deque())
         if queue and queue[0] is flow:
             flow.over_ns = NEVER
             self._end(now_ns, [flow])
@@ -174,17 +181,17 @@ class Network:
         """These cross no longer; who is next does."""
         freed, following = self._take_off(flows), []
         for flow in flows:
-            queue = self._queues[flow.route]
+            queue = self._lanes[flow.lane]
             queue.popleft()
             if queue:
                 following.append(queue[0])
             else:
-                del self._queues[flow.route]
+                del self._lanes[flow.lane]
         self._put_on(now_ns, following, freed)
 
     def _turn(self, now_ns: int, target: str) -> None:
         """A stall of `target` begins or ends for what is crossing."""
-        flows = [queue[0] for route, queue in self._queues.items() if route.target == target]
+        flows = [queue[0] for lane, queue in self._lanes.items() if lane[1] == target]
         self._put_on(now_ns, flows, self._take_off(flows))
 
     def _take_off(self, flows: Sequence[_Flow]) -> set[End]:
@@ -203,7 +210,7 @@ class Network:
     def _put_on(self, now_ns: int, flows: Sequence[_Flow], freed: Iterable[End] = ()) -> None:
         """These cross from now on, and at `freed` is more room than there was."""
         for flow in flows:
-            target = flow.route.target
+            target = flow.lane[1]
             stop = (self._stops[target],) if target in self._stalled else ()
             flow.path = (*flow.route.path, *stop)
             alone = rate_alone(flow.path)
@@ -217,7 +224,9 @@ class Network:
         """These, those that cross any of `ends`, and whoever shares a tight end with one of them,
         and so on, in the order in which they were started: all whose rates may change."""
         found = dict.fromkeys(flows)
-        seen = {*ends, *(end for flow in flows for end in flow.path if self._is_tight(end))}
+        seen = {*ends}
+        for flow in flows:
+            seen.update(filter(self._is_tight, flow.path))
         todo = [end for end in seen if end in self._crossing]
         while todo:
             for flow in self._crossing[todo.pop()].flows:
@@ -233,11 +242,13 @@ class Network:
         return not self._fair or self._crossing[end].demand > NEARLY * end.bytes_per_s
 
     def _solve(self, now_ns: int, flows: Sequence[_Flow]) -> None:
+        if not flows:
+            return
         rates = self._share([flow.path for flow in flows])
         for flow, rate in zip(flows, rates, strict=True):
             if flow.change_rate(now_ns, rate) and rate:
                 heapq.heappush(self._over, (flow.over_ns, flow.number, flow))
-        if len(self._over) > 2 * len(self._queues) + ROOM:  # most of it is of former rates
-            crossing = (queue[0] for queue in self._queues.values())
+        if len(self._over) > 2 * len(self._lanes) + ROOM:  # most of it is of former rates
+            crossing = (queue[0] for queue in self._lanes.values())
             self._over = [(f.over_ns, f.number, f) for f in crossing if f.over_ns < NEVER]
             heapq.heapify(self._over)

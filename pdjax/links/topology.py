@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from pdjax.core.config import role_of
@@ -15,12 +14,13 @@ HOST = ".host"
 """Ends the name of the swap space of an instance, which is in the instance's node."""
 NANOSECONDS = 1e9
 
+Named = tuple[str, float]
+"""Of an end: its name and its bytes/s."""
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Route:
-    """What transfers from one instance to another cross, one after the other."""
 
-    target: str
+class Route(NamedTuple):
+    """What transfers from one instance to another cross, and how long that takes at least."""
+
     path: Path
     latency_ns: int
 
@@ -41,28 +41,23 @@ class Topology:
         self._link, self._fabric = resolve(link), resolve(link.nodes.fabric)
         self._seats = _seats(placement, link.nodes) if link.nodes.devices else None
         self._ends: dict[str, End] = {}
-        self._routes: dict[tuple[str, str], Route] = {}
         self.latencies_ns = {_ns(self._link.latency_s)}
         if self._seats is not None:
             self.latencies_ns.add(_ns(self._fabric.latency_s))
 
     def route(self, source: str, target: str) -> Route:
-        """The same object for the same two instances; a new one, with ends that nobody else has,
-        every time where links are exclusive."""
-        known = self._routes.get((source, target))
-        if known is not None:
-            return known
+        """By ends that others have, too, but where links are exclusive."""
         speed, ends = self._crossed(source, target)
-        path = tuple(self._shared(end) for end in ends if end.bytes_per_s < math.inf)
-        route = Route(target, path, _ns(speed.latency_s))
-        if not self._exclusive:
-            self._routes[source, target] = route
-        return route
+        path = tuple(self._end(*end) for end in ends if end[1] < math.inf)
+        return Route(path, _ns(speed.latency_s))
 
-    def _shared(self, end: End) -> End:
-        return end if self._exclusive else self._ends.setdefault(end.name, end)
+    def _end(self, name: str, bytes_per_s: float) -> End:
+        end = None if self._exclusive else self._ends.get(name)
+        if end is None:
+            end = self._ends[name] = End(name, bytes_per_s)
+        return end
 
-    def _crossed(self, source: str, target: str) -> tuple[Speed, Iterator[End]]:
+    def _crossed(self, source: str, target: str) -> tuple[Speed, Iterator[Named]]:
         if self._seats is None:
             return self._link, _two(source, target, self._link.bytes_per_s)
         a, b = self._seat(source), self._seat(target)
@@ -70,19 +65,19 @@ class Topology:
             return self._fabric, self._own_lines(a, b, "fabric", self._fabric)
         return self._link, self._between(a, b)
 
-    def _between(self, a: _Seat, b: _Seat) -> Iterator[End]:
+    def _between(self, a: _Seat, b: _Seat) -> Iterator[Named]:
         nics = self._nodes.nics
         if nics:
             bytes_per_s = nics * self._link.bytes_per_s
             yield from _two(f"node {a.node}", f"node {b.node}", bytes_per_s)
         else:
             yield from self._own_lines(a, b, "NICs", self._link)
-        yield End("spine", self._nodes.spine_bytes_per_s or math.inf)
+        yield "spine", self._nodes.spine_bytes_per_s or math.inf
 
-    def _own_lines(self, a: _Seat, b: _Seat, what: str, speed: Speed) -> Iterator[End]:
+    def _own_lines(self, a: _Seat, b: _Seat, what: str, speed: Speed) -> Iterator[Named]:
         """Every device has a line of its own, each way."""
-        yield End(f"{what} out of {a.devices}", a.count * speed.bytes_per_s)
-        yield End(f"{what} into {b.devices}", b.count * speed.bytes_per_s)
+        yield f"{what} out of {a.devices}", a.count * speed.bytes_per_s
+        yield f"{what} into {b.devices}", b.count * speed.bytes_per_s
 
     def _seat(self, instance: str) -> _Seat:
         assert self._seats is not None
@@ -90,9 +85,9 @@ class Topology:
         return seat._replace(devices=instance) if instance.endswith(HOST) else seat
 
 
-def _two(source: str, target: str, bytes_per_s: float) -> Iterator[End]:
-    yield End(f"out of {source}", bytes_per_s)
-    yield End(f"into {target}", bytes_per_s)
+def _two(source: str, target: str, bytes_per_s: float) -> Iterator[Named]:
+    yield f"out of {source}", bytes_per_s
+    yield f"into {target}", bytes_per_s
 
 
 def _seats(placement: Placement, nodes: Nodes) -> Mapping[str, _Seat]:
