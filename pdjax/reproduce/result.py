@@ -112,14 +112,15 @@ def _storable(value: Value) -> Value:
     return value if isinstance(value, str) or math.isfinite(value) else str(value)
 
 
-def mean_and_interval(values: Sequence[float]) -> tuple[float, Interval | None]:
-    """Of one value per seed, none of them negative: Student's t, 95 %; no interval for a single
-    one."""
+def mean_and_interval(
+    values: Sequence[float], most: float = math.inf
+) -> tuple[float, Interval | None]:
+    """Of one value per seed, from 0 to `most`: Student's t, 95 %; no interval for a single one."""
     mean = float(np.mean(values))
     if len(values) < 2:
         return mean, None
     half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
-    return mean, (max(0.0, mean - half), mean + half)
+    return mean, (max(0.0, mean - half), min(most, mean + half))
 
 
 def drawn(draw: Callable[[], Figure]) -> str:

@@ -89,9 +89,8 @@ def compared(case: Case, runs: int) -> Iterator[Row]:
             )  # fmt: skip
         for (rate, requests), percent in ran.by_requests.items():
             times = runs if requests < LARGE else min(runs, 2)
-            mean, interval = mean_and_interval(
-                _percent(case, deployment, (rate,), requests, times)[:, 0].tolist()
-            )
+            percents = _percent(case, deployment, (rate,), requests, times)[:, 0].tolist()
+            mean, interval = mean_and_interval(percents, most=100)
             yield beside(
                 f"{what}, attainment of {requests:,} requests at {rate:g} requests/s per GPU",
                 percent, mean, source=SOURCE, unit="%", interval=interval,
