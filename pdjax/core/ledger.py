@@ -6,6 +6,7 @@ generation grows when it stops meaning what it meant (freed, or evicted from the
 address from before is told.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -57,7 +58,7 @@ class Ledger:
         self._form, self._classes = form, tuple(size // page_size for size in classes)
         self._cache = cache or Cache()
         self._block_pages = max(1, self._cache.block // page_size)
-        self._generations = [0] * pages
+        self._generations: dict[int, int] = defaultdict(int)  # of each page
         self._now_ns = 0
         self._start_empty()
 
@@ -186,14 +187,14 @@ class Ledger:
         known = self._published.setdefault(handle.rid, [])
         begin = len(known) if list(blocks[: len(known)]) == known else 0
         lying = self._index.blocks_in(handle.pages[begin * step : len(blocks) * step], step)
-        used, parent = [], blocks[begin - 1] if begin else None
+        used, parent, find = [], blocks[begin - 1] if begin else None, self._index.find
         for i, (hash, here) in enumerate(zip(blocks[begin:], lying, strict=True), begin):
             if here is not None and here.hash != hash:
                 raise ValueError(
                     f"page {here.pages[0]} of pool `{self.name}` is cached as block {here.hash}; "
                     f"request {handle.rid} publishes it as {hash}"
                 )
-            block = here or self._index[hash]
+            block = here or find(hash)
             if block is None:
                 pages = handle.pages[i * step : (i + 1) * step]
                 block = self._index.add(hash, parent, pages)
@@ -222,7 +223,8 @@ class Ledger:
 
     def reset(self) -> None:
         """The instance died: all is free, the cache empty, and every handle stale."""
-        self._generations = [generation + 1 for generation in self._generations]
+        for page in range(self.pages):
+            self._generations[page] += 1
         self._start_empty()
 
     # --- inside --------------------------------------------------------------------------

@@ -38,7 +38,8 @@ def _accepts(b: Books, t: Tracked, d: Instance) -> bool:
         return False
     blocks = t.blocks[: _blocks(b, t.length)]
     tokens = tokens_with_room(d.role, t)
-    return any(d.pool.can_hold(tokens, shared, b.now_ns) for shared in (blocks, ()))
+    # What is shared may lie amid the only run of a slab.
+    return d.pool.can_hold(tokens, blocks, b.now_ns) or bool(blocks and d.pool.can_hold(tokens))
 
 
 def _blocks(b: Books, tokens: int) -> int:

@@ -9,9 +9,11 @@ from pdjax.core.state import Tracked
 
 def why_too_late(b: Books, t: Tracked, slo: SLO) -> str:
     """Why a request that has just arrived would miss its objectives, or nothing."""
+    if b.routing.reject == "never":
+        return ""
     estimate = b.routing.estimate
     up = [i for i in b.prefillers if i.up]
-    if b.routing.reject == "never" or not up:
+    if not up:
         return ""
     loads = [b.load_with_cache(t, instance) for instance in up]
     ttft_s = min(expected_ttfts(estimate, b.cache.remote, t.length, loads))

@@ -5,7 +5,7 @@ it, so equal hashes mean that the whole texts up to there are equal (by chance o
 """
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from heapq import heapify, heappop, heappush
@@ -74,8 +74,10 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._by_hash)
 
-    def __getitem__(self, hash: int) -> CachedBlock | None:
-        return self._by_hash.get(hash)
+    @property
+    def find(self) -> Callable[[int], CachedBlock | None]:
+        """hash -> the block, or None where there is none."""
+        return self._by_hash.get
 
     def match(self, hashes: Iterable[int], now_ns: int) -> list[CachedBlock]:
         """The leading blocks of a text that are here. One that nobody has used for the cache's

@@ -1,5 +1,7 @@
 """Instances that go down and come back, and leases that run out."""
 
+import itertools
+
 from pdjax.core.books import Books
 from pdjax.core.lives import end, enqueue, leave, lose, release_swap, settle
 from pdjax.core.moving import lose_load
@@ -44,8 +46,9 @@ def up(b: Books, name: str) -> None:
 
 def nobody_for(b: Books, prefill: bool, decode: bool) -> str:
     """Why one that needs these sides could never be served now, or nothing."""
+    takers = {"prefill": b.prefillers, "decode": b.decoders}
     for side in ["prefill"] * prefill + ["decode"] * decode:
-        every = b.instances.values()
+        every = itertools.chain(takers[side], b.instances.values())  # the first is one, usually
         if not any((i.up or i.returns) and side in JOBS[i.to] for i in every):
             return f"no {side} instance is up, and none will come back"
     return ""
