@@ -139,6 +139,7 @@ def test_what_the_old_incarnation_still_says_is_not_believed(name, after):
     steps, sends = dict(run.running), dict(run.flying)
     old = Driven(PLACEMENTS["1P1D"])  # only to word the events
     old.running, old.flying, old._compute = steps, sends, run._compute
+    old.began = run.began
     run.down(name, returns=True)
     stale = [old.done(step) for step in list(steps.values()) if step.instance == name]
     stale += [old.landed(send) for send in list(sends)]
