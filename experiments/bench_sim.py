@@ -8,7 +8,7 @@ machine does not count; records are read as they come and none is kept, as a goo
 The trace is Mooncake's conversation trace (12,031 requests, arrivals of its own, blocks of 512
 tokens), on 8 prefill and 8 decode instances: without, and with a prefix cache. The million are
 synthetic, on 64 + 64 instances; --requests=20000 is enough to see their rate. Without the trace its
-rows are left out. A quarter of an hour with a million, 1 to 2 minutes with 20,000.
+rows are left out. Some 7 minutes with a million, 1 with 20,000.
 """
 
 import itertools
