@@ -90,6 +90,8 @@ def start(dumps: Path | None = None) -> None:
         )
         _DUMPS[:] = [dumps]
     jax.config.update("jax_platforms", "cpu")
+    # A program for a chip that is not there can be written to the cache, but not read.
+    jax.config.update("jax_enable_compilation_cache", False)
 
 
 @functools.cache
