@@ -1,5 +1,6 @@
 """Instances that change their jobs: what the policies decide, and what draining means, by hand."""
 
+import dataclasses
 import math
 
 import pytest
@@ -179,6 +180,28 @@ def test_an_instance_that_dies_while_it_drains_has_nothing_left_when_it_returns(
     assert Switch("prefill/1", "decode") in run.up("prefill/1")
     run.drain()
     run.check()
+
+
+def test_an_abort_of_the_last_one_there_ends_the_drain():
+    run = Driven(TWO_AND_ONE, switching=TURNING, prefill_router="round_robin")
+    for rid in range(4):
+        run.arrive(rid, 12, 3)
+    run.end_step("prefill/0")
+    assert changes(run.log) == [Drain("prefill/1", "decode")]
+    assert not of_type(Switch, run.abort(1))  # its step still writes
+    assert of_type(Switch, run.end_step("prefill/1")) == [Switch("prefill/1", "decode")]
+    run.drain()
+    run.check()
+
+
+@pytest.mark.parametrize("last", ["prefill", "decode"])
+def test_the_only_one_of_a_side_stays(last):
+    """Whatever the policy wants: this one wants it to go, whenever it is asked."""
+    roles = {"prefill": prefill(), "decode": decode()}
+    placement = {n: dataclasses.replace(r, switches=n == last) for n, r in roles.items()}
+    scheduler = scheduler_for(placement, switching=Switching(turning.__name__, every_s=0.01))
+    log = served(scheduler, [request(rid, 6, 5, at_ms=9 * rid) for rid in range(6)])
+    assert sum(isinstance(r.body, TimeUp) for r in log) > 3 and not changes(log)
 
 
 def test_who_drains_stays_when_the_last_other_one_dies():
