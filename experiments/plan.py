@@ -70,9 +70,9 @@ def question_of(config: Config, hardware: Hardware, seeds: int) -> list[str]:
         f"{hardware.shape.name} on {hardware.chips} {hardware.chip.name}: the highest rate "
         f"(requests/s) at which {slo.target:.0%} of requests have TTFT <= {slo.ttft_s:g} s and "
         f"TPOT <= {1e3 * slo.tpot_s:g} ms, and the queue gains at most {GROWTH:.0%} of what comes.",
-        f"{seeds} seeds of {requests} requests at every rate; 95 %: of the rate at which seeds miss "
-        "the target, Student's t (queues are judged over all seeds, so where they end it, that is "
-        "narrow). at best: by closed form, every request a mean one.",
+        f"{seeds} seeds of {requests} requests at every rate; 95 %: of the rate at which seeds "
+        "miss the target, Student's t (queues are judged over all seeds, so where they end it, "
+        "that is narrow). at best: by closed form, every request a mean one.",
     ]
 
 

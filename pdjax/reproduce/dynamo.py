@@ -115,20 +115,21 @@ def _judged_gains(router: str, points: Sequence[Point], bursts: Point) -> list[R
 
 
 def _gains(router: str, points: Sequence[Point], bursts: Point) -> list[Row]:
-    known = dict(source="not published")
+    source = "not published"
     where = {f"{p.scale:g} x the trace's rate": p for p in points} | {"in bursts": bursts}
     return [
         *(
             beside(
                 f"mean TTFT, random over {router}, {at}", "-",
                 f"{p.runs['random'].mean_ttft_s:.3g} s / {p.runs[router].mean_ttft_s:.3g} s = "
-                f"{p.gain(router):.3g}{'' if p.sustained else ', random not sustained'}", **known,
+                f"{p.gain(router):.3g}{'' if p.sustained else ', random not sustained'}", source=source,
             )
             for at, p in where.items()
         ),
         beside(
             f"prompt tokens from caches, random and {router}", "-",
-            f"{points[0].random.hit_rate:.1%}, {points[0].runs[router].hit_rate:.1%}", **known,
+            f"{points[0].random.hit_rate:.1%}, {points[0].runs[router].hit_rate:.1%}",
+            source=source,
         ),
     ]  # fmt: skip
 
