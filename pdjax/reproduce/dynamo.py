@@ -122,7 +122,8 @@ def _gains(router: str, points: Sequence[Point], bursts: Point) -> list[Row]:
             beside(
                 f"mean TTFT, random over {router}, {at}", "-",
                 f"{p.runs['random'].mean_ttft_s:.3g} s / {p.runs[router].mean_ttft_s:.3g} s = "
-                f"{p.gain(router):.3g}{'' if p.sustained else ', random not sustained'}", source=source,
+                f"{p.gain(router):.3g}{'' if p.sustained else ', random not sustained'}",
+                source=source,
             )
             for at, p in where.items()
         ),
