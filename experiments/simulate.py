@@ -124,10 +124,9 @@ def _changes(records: Sequence[Record], seed: int) -> Iterator[Change]:
 
 
 def show(results: Sequence[Result], config: Config) -> None:
-    slo, phases = config.slo, len(config.workload.phases) + 1
-    parts = [f"part {i + 1}" for i in range(phases)] if phases > 1 else []
+    slo = config.slo
     table = Table(
-        "placement", "in time", "95 %", *parts, "TTFT p50", "p90", "TPOT p50", "p90", "changes",
+        "placement", "in time", "95 %", "TTFT p50", "p90", "TPOT p50", "p90", "changes",
         title=f"{results[0].requests} requests each; TTFT <= {slo.ttft_s:g} s and TPOT <= "
         f"{slo.tpot_s * 1e3:g} ms",
     )  # fmt: skip
@@ -135,13 +134,15 @@ def show(results: Sequence[Result], config: Config) -> None:
         share, low, high = r.attained
         table.add_row(
             r.placement, f"{share:.1%}", f"{low:.1%} to {high:.1%}",
-            *(f"{part:.1%}" for part in r.phases if parts),
             f"{r.ttft_p50_s:.3g} s", f"{r.ttft_p90_s:.3g} s",
             f"{r.tpot_p50_s * 1e3:.3g} ms", f"{r.tpot_p90_s * 1e3:.3g} ms", str(len(r.changes)),
         )  # fmt: skip
     console = Console(width=120)
     console.print(table)
     for r in results:
+        if config.workload.phases:
+            parts = ", ".join(f"{part:.1%}" for part in r.phases)
+            console.print(f"{r.placement}: in time, phase by phase: {parts}", highlight=False)
         for change in r.changes:
             seed, instance, does, began_s, ended_s = change
             console.print(
