@@ -102,4 +102,6 @@ def test_a_published_bar_is_met_within_a_quarter_or_not():
                             (bar._replace(ratio=None), 1.01), (bar._replace(ratio=None), 1.0))
     ]  # fmt: skip
     yes, no = "reproduced", "not reproduced"
+    small = splitwise._bar_row("conv", bar._replace(ratio=1.18), 1.0, "power")
+    assert small.verdict == no  # within a quarter, and no gain all the same
     assert verdicts == [yes, no, no, yes, no]
