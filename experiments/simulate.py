@@ -2,10 +2,11 @@
 
     python -m experiments.simulate --config=configs/elastic.py --seeds=3
 
-Steps last as the roofline of a catalogue model and chip says (`--model`, `--chip`), pieces as the
-config's link does. Printed are the shares of requests within both objectives, of all and, where
-the workload has phases, of each; a line per change of an instance's job says when it began and
-ended. All seeds count together. `placements.jsonl` in the results' folder has the same numbers.
+Steps last as the roofline of a catalogue model and chip says (`--model`, `--chip`), or as a file of
+`experiments.calibrate` or `experiments.tpu_costs` does (`--cost`); pieces as the config's link
+does. Printed are the shares of requests within both objectives, of all and, where the workload has
+phases, of each; a line per change of an instance's job says when it began and ended. All seeds
+count together. `placements.jsonl` in the results' folder has the same numbers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,9 @@ from experiments.flags import run_with_config
 from pdjax import catalogue
 from pdjax.core.config import Config
 from pdjax.core.events import Drain, Record, Switch
+from pdjax.cost import Cost
+from pdjax.costs.batch import send_bytes_of
+from pdjax.costs.files import read_cost
 from pdjax.metrics import attainment_of, outcomes
 from pdjax.plan import Hardware
 from pdjax.sim import simulate
@@ -30,6 +34,7 @@ from pdjax.workload import make_source
 
 MODEL = flags.DEFINE_string("model", "llama3-8b", "A model of the catalogue.")
 CHIP = flags.DEFINE_string("chip", "h100", "A chip of the catalogue.")
+COST = flags.DEFINE_string("cost", None, "A file with step times, in place of the chip's roofline.")
 SEEDS = flags.DEFINE_integer("seeds", 1, "Seeds that every placement is served under.", 1)
 
 
@@ -60,19 +65,22 @@ class Result(NamedTuple):
 
 def main(config: Config, workdir: Path) -> None:
     workdir.mkdir(parents=True, exist_ok=True)
-    hardware = Hardware(catalogue.model(MODEL.value), catalogue.chip(CHIP.value), chips=1)
-    results = [
-        served(config, name, hardware, range(SEEDS.value))
-        for name in tqdm(config.placements, unit="placement")
-    ]
+    shape = catalogue.model(MODEL.value)
+    hardware = Hardware(shape, catalogue.chip(CHIP.value), chips=1)
+    results = []
+    for name, placement in tqdm(config.placements.items(), unit="placement"):
+        if COST.value:
+            cost = read_cost(COST.value, shape, config.transfer.link, send_bytes_of(shape))
+        else:
+            cost = hardware.cost(config, placement)
+        results.append(served(config, name, cost, range(SEEDS.value)))
     with open(workdir / "placements.jsonl", "wb") as file:
         file.writelines(msgspec.json.encode(result._asdict()) + b"\n" for result in results)
     show(results, config)
 
 
-def served(config: Config, name: str, hardware: Hardware, seeds: Sequence[int]) -> Result:
+def served(config: Config, name: str, cost: Cost, seeds: Sequence[int]) -> Result:
     """One placement under all seeds."""
-    cost = hardware.cost(config, config.placements[name])
     starts = [phase.at for phase in config.workload.phases]
     found, times, changes = [], [], []
     for seed in seeds:

@@ -25,7 +25,11 @@ def small() -> Config:
 
 
 def test_one_that_switches_goes_to_where_it_is_needed_and_fixed_ones_stay():
-    fixed, switching = (served(small(), name, H100, [0]) for name in ("2P2D", "2P2D switching"))
+    config = small()
+    fixed, switching = (
+        served(config, name, H100.cost(config, config.placements[name]), [0])
+        for name in ("2P2D", "2P2D switching")
+    )
     assert fixed.changes == () and fixed.requests == 160 and len(fixed.phases) == 2
     share, low, high = fixed.attained
     assert low < share < high
