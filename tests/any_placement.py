@@ -70,27 +70,33 @@ RECOVERIES = st.builds(
     attempts=st.integers(1, 2),
     lease_s=st.sampled_from([0, LEASE_NS * 1e-9]),
 )
-SWITCHINGS = st.builds(
-    Switching,
-    policy=st.sampled_from(["never", "slo", "mixed", wild.__name__]),
-    every_s=st.sampled_from([3e-9, 9e-9]),
-    cooldown_s=st.sampled_from([0, 20e-9]),
-    prompts_above=st.sampled_from([0, 6]),
-)
-ALL_OPTIONS = {
-    "switching": SWITCHINGS,
-    "slo": st.builds(
-        SLO, ttft_s=st.sampled_from([2e-9, 9e-9]), tpot_s=st.sampled_from([2e-9, 9e-9])
-    ),
-    "groups": st.integers(1, 3),
-    "schedule": st.sampled_from(["whole", "chunkwise", "layerwise", "streaming", "pull"]),
-    "credits": st.integers(0, 2),
-    "prefill_router": st.sampled_from(["round_robin", "shortest_queue"]),
-    "decode_router": st.sampled_from(["round_robin", "shortest_queue"]),
-    "cache": CACHES,
-}
-OPTIONS = st.fixed_dictionaries(ALL_OPTIONS)
-OPTIONS_WITH_RECOVERY = st.fixed_dictionaries(ALL_OPTIONS | {"recovery": RECOVERIES})
+
+
+def _options(unit_s: float) -> dict[str, st.SearchStrategy]:
+    """For runs whose steps last some ten units: decisions that fall between steps, and objectives
+    that some miss."""
+    switching = st.builds(
+        Switching,
+        policy=st.sampled_from(["never", "slo", "mixed", wild.__name__]),
+        every_s=st.sampled_from([3 * unit_s, 9 * unit_s]),
+        cooldown_s=st.sampled_from([0, 20 * unit_s]),
+        prompts_above=st.sampled_from([0, 6]),
+    )
+    some = st.sampled_from([2 * unit_s, 9 * unit_s])
+    return {
+        "switching": switching,
+        "slo": st.builds(SLO, ttft_s=some, tpot_s=some),
+        "groups": st.integers(1, 3),
+        "schedule": st.sampled_from(["whole", "chunkwise", "layerwise", "streaming", "pull"]),
+        "credits": st.integers(0, 2),
+        "prefill_router": st.sampled_from(["round_robin", "shortest_queue"]),
+        "decode_router": st.sampled_from(["round_robin", "shortest_queue"]),
+        "cache": CACHES,
+    }
+
+
+OPTIONS_IN_MS = st.fixed_dictionaries(_options(1e-3))
+OPTIONS_WITH_RECOVERY = st.fixed_dictionaries(_options(1e-9) | {"recovery": RECOVERIES})
 STOPS = st.dictionaries(st.integers(0, 9), st.integers(1, 6))
 
 

@@ -1,7 +1,7 @@
 """After any run in virtual time every pool is back to its free count, every request ended exactly
 once, no instance has work left, and a replay decides the same."""
 
-from any_placement import BOUNDED, OPTIONS, STOPS, arrivals, placements
+from any_placement import BOUNDED, OPTIONS_IN_MS, STOPS, arrivals, placements
 from decision_helpers import check_run, request, scheduler_for, served
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ from pdjax.core.loop import first_difference
 @settings(BOUNDED, max_examples=200)
 @given(
     placement=placements(),
-    options=OPTIONS,
+    options=OPTIONS_IN_MS,
     asked=st.lists(st.tuples(arrivals(), st.integers(0, 200)), min_size=1, max_size=10),
     stops=STOPS,
     aborts=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 400)), max_size=5),
