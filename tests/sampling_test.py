@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pdjax.programs.sampling import Sampling, sample
+from pdjax.programs.sampling import Sampling, _mask, sample
 
 V, DRAWS = 12, 8192
 LOGITS_V = np.random.default_rng(0).normal(0, 1.5, V).astype(np.float32)
@@ -132,3 +132,30 @@ def test_another_seed_request_or_position_draws_anew(other):
     p_same = (p_V**2).sum()
     sigma = np.sqrt(p_same * (1 - p_same) / DRAWS)
     assert abs((one == two).mean() - p_same) < 4 * sigma
+
+
+def by_sorting(logits_V: np.ndarray, top_k: int, top_p: float) -> np.ndarray:
+    """Which tokens may be drawn, by the definition, in float64."""
+    sorted_V = np.sort(logits_V.astype(np.float64))[::-1]
+    sorted_V = sorted_V[: top_k or None]
+    p_V = np.exp(sorted_V - sorted_V[0])
+    before_V = np.cumsum(p_V) - p_V
+    kept = np.sum(before_V < top_p * p_V.sum()) if top_p < 1 else len(sorted_V)
+    return logits_V >= sorted_V[kept - 1]
+
+
+@pytest.mark.parametrize("decimals", [8, 1])  # with 1 many are equally likely
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (40, 1.0), (0, 0.9), (200, 0.53), (1, 0.2)])
+def test_the_tokens_that_may_be_drawn_are_those_that_sorting_gives(decimals, top_k, top_p):
+    rng = np.random.default_rng(top_k + decimals)
+    for _ in range(5):
+        logits_V = rng.normal(0, 3, 3000).round(decimals).astype(np.float32)
+        one = jax.tree.map(lambda x: x[0], how(1, top_k=top_k, top_p=top_p))
+        mask_V = np.asarray(jax.jit(_mask)(jnp.asarray(logits_V), one))
+        np.testing.assert_array_equal(mask_V == 0, by_sorting(logits_V, top_k, top_p))
+
+
+def test_infinite_logits_are_never_and_always_drawn():
+    logits_V = np.array([-np.inf, 1.0, -np.inf, 0.5], np.float32)
+    one = jax.tree.map(lambda x: x[0], how(1, top_k=3))
+    assert (np.asarray(_mask(jnp.asarray(logits_V), one))[[1, 3]] == 0).all()

@@ -1,6 +1,7 @@
 """From logits to a token. The random key is a function of (seed, request, position) alone, so
 which side of a hand-off samples, and in which batch, changes nothing."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -50,12 +51,46 @@ def _draw(logits_V: jax.Array, how: Sampling, position: jax.Array) -> jax.Array:
 
 def _mask(logits_V: jax.Array, how: Sampling) -> jax.Array:
     """0 where a token may be drawn, -inf elsewhere. Top-p keeps the smallest set of the likeliest
-    tokens whose probability reaches top_p (Holtzman et al. 2020, arXiv 1904.09751)."""
+    tokens whose probability reaches top_p (Holtzman et al. 2020, arXiv 1904.09751). Of tokens that
+    are equally likely all are kept or none.
+
+    No sort: compilers take a minute for one of 128,256 logits, and devices are slow at it. A token
+    is kept if fewer than k are likelier, and if those have less than p of what the first k have.
+    """
     V = logits_V.shape[0]
-    sorted_V = jnp.sort(logits_V, descending=True)
-    kept_k = jnp.where(how.top_k_B > 0, jnp.minimum(how.top_k_B, V), V)
-    in_k_V = jnp.arange(V) < kept_k
-    p_V = jax.nn.softmax(jnp.where(in_k_V, sorted_V, -jnp.inf))
-    before_V = jnp.cumsum(p_V) - p_V
-    kept = jnp.sum(in_k_V & ((before_V < how.top_p_B) | (how.top_p_B >= 1)))
-    return jnp.where(logits_V >= sorted_V[kept - 1], 0.0, -jnp.inf)
+    key_V = _ordered(logits_V)
+    k = jnp.where(how.top_k_B > 0, jnp.minimum(how.top_k_B, V), V)
+    weight_V = jnp.exp(logits_V - logits_V.max())
+
+    def likelier(key):
+        return jnp.sum(key_V > key)
+
+    def weight_of_likelier(key):
+        return jnp.sum(jnp.where(key_V > key, weight_V, 0.0))
+
+    kth = _least(lambda key: likelier(key) < k)
+    # Of those as likely as the k-th, top-k has only as many as make k.
+    equal = jnp.max(jnp.where(key_V == kth, weight_V, 0.0))
+    in_k = weight_of_likelier(kth) + (k - likelier(kth)).astype(jnp.float32) * equal
+    pth = _least(lambda key: weight_of_likelier(key) < how.top_p_B * in_k)
+    least = jnp.where(how.top_p_B >= 1, kth, jnp.maximum(kth, pth))
+    return jnp.where(key_V >= least, 0.0, -jnp.inf)
+
+
+def _ordered(x_V: jax.Array) -> jax.Array:
+    """int32 that are in the order of these float32."""
+    bits_V = jax.lax.bitcast_convert_type(x_V.astype(jnp.float32), jnp.int32)
+    return jnp.where(bits_V < 0, bits_V ^ 0x7FFFFFFF, bits_V)
+
+
+def _least(holds: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """The least int32 for which it holds; it holds for all from there on, the largest included."""
+    low, high = jnp.int32(-(2**31)), jnp.int32(2**31 - 1)
+
+    def halve(_, bounds):
+        low, high = bounds
+        middle = (low & high) + ((low ^ high) >> 1)  # rounded down, without overflow
+        found = holds(middle)
+        return jnp.where(found, low, middle + 1), jnp.where(found, middle, high)
+
+    return jax.lax.fori_loop(0, 32, halve, (low, high))[0]
