@@ -1,6 +1,6 @@
 """A load that shifts to and fro every ten seconds, faster than instances can follow it.
 
-    python -m experiments.simulate --config=configs/alternating.py
+    python -m experiments.simulate --config=configs/alternating.py --seeds=1
 
 As configs/elastic.py, with 140 requests of the one kind, then 140 of the other, four times. Within
 both objectives, of 1120 requests: 2P2D 89.0 %, 3P1D 18.8 %, 2P2D switching 55.7 %, which answers

@@ -1,6 +1,6 @@
 """A load that shifts: which fixed split is best, and does one that follows the load do better?
 
-    python -m experiments.simulate --config=configs/elastic.py --seeds=3
+    python -m experiments.simulate --config=configs/elastic.py
 
 Four H100 serve Llama-3-8B in virtual time. The first half of the requests have long prompts and
 short answers, the second half short prompts and long answers; every fixed split is wrong for one of

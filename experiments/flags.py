@@ -193,6 +193,10 @@ def _quoted(names: Sequence[str] | Mapping[str, Any]) -> str:
 
 def _exit_with_help(argv: Sequence[str]) -> NoReturn:
     """Shows the flags and every field of a config: of the one that `argv` gives, if any."""
+    for module, shared in flags.FLAGS.flags_by_module_dict().items():
+        if module.startswith("experiments."):  # absl shows those of the main module only
+            for flag in shared:
+                flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     app.usage(shorthelp=True, writeto_stdout=True)
     if "config" in flags.FLAGS:
         given = [arg.partition("=")[2] for arg in argv if arg.startswith("--config=")]

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from experiments.catalogue_flags import CHIP, MODEL, SEEDS
 from experiments.flags import run_with_config
 from pdjax import catalogue
 from pdjax.core.config import Config
@@ -31,11 +32,8 @@ from pdjax.plan import (
     verdict,
 )
 
-MODEL = flags.DEFINE_string("model", "llama3-8b", "A model of the catalogue.")
-CHIP = flags.DEFINE_string("chip", "h100", "A chip of the catalogue.")
 CHIPS = flags.DEFINE_integer("chips", 8, "How many of them there are.", 1)
 TPS = flags.DEFINE_list("tps", "1,2,4,8", "Chips per instance to try.")
-SEEDS = flags.DEFINE_integer("seeds", 3, "Seeds that every rate is served under.", 1)
 TOLERANCE = flags.DEFINE_float("tolerance", 0.05, "How close, relatively, a goodput is found.", 0.0)
 
 

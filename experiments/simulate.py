@@ -1,6 +1,6 @@
 """The same requests under every placement of a config, in virtual time.
 
-    python -m experiments.simulate --config=configs/elastic.py --seeds=3
+    python -m experiments.simulate --config=configs/elastic.py
 
 Steps last as the roofline of a catalogue model and chip says (`--model`, `--chip`), or as a file of
 `experiments.calibrate` or `experiments.tpu_costs` does (`--cost`); pieces as the config's link
@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from experiments.catalogue_flags import CHIP, MODEL, SEEDS
 from experiments.flags import run_with_config
 from pdjax import catalogue
 from pdjax.core.config import Config
@@ -32,10 +33,7 @@ from pdjax.plan import Hardware
 from pdjax.sim import simulate
 from pdjax.workload import make_source
 
-MODEL = flags.DEFINE_string("model", "llama3-8b", "A model of the catalogue.")
-CHIP = flags.DEFINE_string("chip", "h100", "A chip of the catalogue.")
 COST = flags.DEFINE_string("cost", None, "A file with step times, in place of the chip's roofline.")
-SEEDS = flags.DEFINE_integer("seeds", 1, "Seeds that every placement is served under.", 1)
 
 
 class Change(NamedTuple):

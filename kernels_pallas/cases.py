@@ -1,6 +1,7 @@
 """Every kernel at every named shape, as something to compile: for tests and benchmarks."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,6 +18,10 @@ from kernels_pallas.specs import Spec
 
 REAL = {"decode": decode_specs.REAL, "prefill": prefill_specs.REAL, "move": kv_specs.REAL}
 """All shapes that are not only for tests, by what is done."""
+
+
+POOL_TEXTS = 64
+"""Texts that the pool has room for, at least, where pages are moved."""
 
 
 class Case(NamedTuple):
@@ -50,11 +55,12 @@ def prefill(spec: Spec, implementation: str) -> Case:
 
 
 def moves(spec: Spec, implementation: str) -> Iterator[Case]:
-    """append, pack and unpack."""
-    new, layers = spec.new(spec.K), [spec.pages()] * kv_specs.LAYERS
+    """append, pack and unpack, in a pool so large that no copy of it passes for one of a piece."""
+    pages = replace(spec, B=max(spec.B, POOL_TEXTS)).pages()
+    new, layers = spec.new(spec.K), [pages] * kv_specs.LAYERS
     table = jax.ShapeDtypeStruct((spec.n,), jnp.int32)
     put, take, fill = (partial(f, implementation=implementation) for f in (append, pack, unpack))
-    yield Case(f"append_{spec.name}", spec, put, (spec.pages(), new, new, *spec.rows()), (0,))
+    yield Case(f"append_{spec.name}", spec, put, (pages, new, new, *spec.rows()), (0,))
     yield Case(f"pack_{spec.name}", spec, take, (layers, table))
     piece = jax.eval_shape(partial(pack, implementation="xla"), layers, table)
     yield Case(f"unpack_{spec.name}", spec, fill, (layers, piece, table), (0,))

@@ -189,3 +189,13 @@ def test_help_shows_overrides_and_refuses_bad_ones_with_one_line(path: str, tmp_
         done = _program(tmp_path, *arguments, "--help")
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert message in done.stderr
+
+
+def test_help_has_the_flags_that_programs_share():
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.plan", "--help"],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+    )
+    assert {"--chip:", "--model:", "--seeds:", "--tps:"} <= set(done.stdout.split())
