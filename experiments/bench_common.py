@@ -34,8 +34,14 @@ def report(
     rows: Iterable[Row], path: str | None, setting: dict[str, object], *, brief: bool = False
 ) -> bool:
     """Prints the rows, `brief` only those with a goal; with a path also writes them all as JSON.
-    True when every goal is met."""
-    rows = list(rows)
+    Interrupted (Ctrl-C), it does so with those that are there. True when every goal is met."""
+    came, rows, complete = rows, [], True
+    try:
+        for row in came:
+            rows.append(row)
+    except KeyboardInterrupt:
+        print(f"interrupted after {len(rows)} rows")
+        complete = False
     table = Table("what", "value", "unit", "goal", "met")
     for row in rows:
         if brief and not row.goal:
@@ -43,9 +49,10 @@ def report(
         met = {None: "", True: "yes", False: "NO"}[row.met]
         table.add_row(row.what, f"{row.value:.4g}", row.unit, row.goal, met)
     Console().print(table)
-    meets = all(row.met is not False for row in rows)
+    meets = complete and all(row.met is not False for row in rows)
     if path:
         listed = [{**row._asdict(), "met": row.met} for row in rows]
+        setting = {**setting, "complete": complete}
         text = json.dumps({"meets_goals": meets, "setting": setting, "rows": listed}, indent=1)
         Path(path).write_text(text)
     return meets

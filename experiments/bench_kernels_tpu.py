@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 from experiments.bench_common import Row
-from experiments.kernel_peers import decode_peers, prefill_peers
+from experiments.kernel_peers import Maker, decode_peers, prefill_peers
 from kernels_pallas import aot_tpu, cases
 from kernels_pallas.aot_tpu import Work
 from kernels_pallas.specs import Spec
@@ -70,11 +70,12 @@ def _ours(chip: str, case: cases.Case, work: Work) -> Measured:
     return _measure(chip, "ours", case.function, case.args, work)
 
 
-def _peers(chip: str, candidates: Iterator[Any]) -> list[Measured]:
+def _peers(chip: str, makers: Iterator[Maker]) -> list[Measured]:
     """Those that compile: the others decline the shape, the chip or the memory it would take."""
     measured = []
-    for peer in candidates:
+    for make in makers:
         try:
+            peer = make()
             measured.append(_measure(chip, peer.name, peer.function, peer.args, peer.work))
         except (ValueError, NotImplementedError, AssertionError, jax.errors.JaxRuntimeError):
             continue

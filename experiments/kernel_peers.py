@@ -5,8 +5,8 @@ those near which bundles per token stop falling; larger ones of ragged_paged_att
 per cent and take minutes to compile.
 """
 
-import functools
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -33,23 +33,27 @@ class Candidate(NamedTuple):
     work: Work
 
 
-def decode_peers(spec: Spec) -> Iterator[Candidate]:
+Maker = Callable[[], Candidate]
+"""Fails where the kernel declines the shape."""
+
+
+def decode_peers(spec: Spec) -> Iterator[Maker]:
     """paged_attention and ragged_paged_attention."""
     if spec.window is None and spec.T == 1:
         for block in (512, 1024, 2048):
             if block <= spec.S:
-                yield _paged(spec, block // spec.page)
-    yield _ragged(spec, 512 // spec.page, queries=spec.T)
+                yield partial(_paged, spec, block // spec.page)
+    yield partial(_ragged, spec, 512 // spec.page, queries=spec.T)
 
 
-def prefill_peers(spec: Spec) -> Iterator[Candidate]:
+def prefill_peers(spec: Spec) -> Iterator[Maker]:
     """flash_attention and splash_attention over contiguous K and V, and ragged_paged_attention."""
     for block in (512, 1024):
         if block <= spec.T and spec.window is None and spec.softcap is None:
-            yield _flash(spec, block)
+            yield partial(_flash, spec, block)
         if block <= spec.T:
-            yield _splash(spec, block)
-    yield _ragged(spec, 256 // spec.page, queries=64)
+            yield partial(_splash, spec, block)
+    yield partial(_ragged, spec, 256 // spec.page, queries=64)
 
 
 def _paged(spec: Spec, pages: int) -> Candidate:
@@ -60,7 +64,7 @@ def _paged(spec: Spec, pages: int) -> Candidate:
         scales: Any = _array((spec.K, spec.P, spec.page, 1), "float32")
         kv = QuantizedTensor(kv, scales)
     table, _, length = spec.rows()
-    function = functools.partial(
+    function = partial(
         paged_attention, pages_per_compute_block=pages, attn_logits_soft_cap=spec.softcap
     )
     copies = 4 if spec.dtype == "int8" else 2  # of K and V, and of their scales
@@ -77,7 +81,7 @@ def _ragged(spec: Spec, pages: int, queries: int) -> Candidate:
     ends, count = _array((spec.B + 1,), "int32"), _array((1,), "int32")
     scaled = spec.dtype in ("int8", "float8_e4m3fn")
     scales = {"k_scale": 1.0, "v_scale": 1.0} if scaled else {}
-    function = functools.partial(
+    function = partial(
         ragged_paged_attention,
         sliding_window=spec.window,
         soft_cap=spec.softcap,
@@ -98,7 +102,7 @@ def _flash(spec: Spec, block: int) -> Candidate:
     """It knows no groups of heads: K and V are repeated."""
     q, kv = (_array((spec.B, spec.N, size, spec.H), spec.q_dtype) for size in (spec.T, spec.S))
     sizes = flash.BlockSizes(block_q=block, block_k_major=block, block_k=block, block_b=1)
-    function = functools.partial(flash.flash_attention, causal=True, block_sizes=sizes)
+    function = partial(flash.flash_attention, causal=True, block_sizes=sizes)
     return Candidate(f"jax flash_attention, {block}", function, (q, kv, kv), Work(block * block, 0))
 
 

@@ -34,3 +34,16 @@ def test_the_file_lists_every_row_and_says_whether_all_goals_are_met(tmp_path: P
     assert said["rows"][1]["met"] is None
     assert report(rows[1:], str(path), {}) is True
     assert json.loads(path.read_text())["meets_goals"] is True
+
+
+def test_an_interrupt_keeps_the_rows_that_are_there_and_meets_no_goals(tmp_path: Path):
+    def rows():
+        yield Row("fast", 0.5, "x", "<= 1.0")
+        raise KeyboardInterrupt
+
+    path = tmp_path / "bench.json"
+    assert report(rows(), str(path), {"seed": 0}) is False
+    said = json.loads(path.read_text())
+    assert [row["what"] for row in said["rows"]] == ["fast"]
+    assert said["setting"] == {"seed": 0, "complete": False}
+    assert said["meets_goals"] is False
