@@ -9,9 +9,10 @@ round; the second ones are simulated, from their seeds alone, and compared with 
 All devices of a CPU are one processor.
 
 The goals are on mean TPOT and E2E (5 %), mean TTFT (10 %), their p99 (15 %), and step times (5 %),
-where the median of each shape of step counts: `noise` says how far single steps of one shape are
-from their median, which no model can foretell. Signed errors are positive where the simulator is
-too slow. Logs stay in the results' folder, and what is there is not served again.
+where the median of each shape of step counts. `noise` says how far single steps of one shape are
+from their median, `drift` how much the machine's speed differs between loads: neither can be
+foretold, and a goal below the drift asks for a quieter machine. Signed errors are positive where
+the simulator is too slow. Logs stay in the results' folder, and what is there is not served again.
 
 Takes 3 minutes a round on 2 cores. Close other programs first.
 """
@@ -60,9 +61,11 @@ OFTEN = 3
 
 
 class Found(NamedTuple):
-    """Of one placement: what was fitted, and the requests of all foretold loads."""
+    """Of one placement: what was fitted, how far the mean step of each load is from it, relatively,
+    and the steps and requests of all foretold loads."""
 
     calibration: Calibration
+    loads: list[float]
     steps: list[Slowed]
     live: pd.DataFrame
     simulated: pd.DataFrame
@@ -149,17 +152,20 @@ def foretell(config: Config, placement: str, folder: Path, arch: Architecture) -
     value_bytes = VALUE_BYTES[config.model.dtype]
     calibration = calibrate(fitted, roles, shape, value_bytes=value_bytes, host=True)
     cost = calibration.cost(shape, Link())
-    live, simulated, steps = [], [], []
+    processors = shared_processors(roles, host=True)
+    live, simulated, steps, means = [], [], [], []
     for name, factors, seed in loads():
+        slowed = slowed_of(timed_of(logs[name]), processors)
+        means.append(float(np.mean([error_of(it, calibration, shape) for it in slowed])))
         if name.split("-")[0] in FITTED:
             continue
+        steps += slowed
         source = source_of(config, factors, seed, arch.V)
         live.append(_requests(config, placement, logs[name]))
         simulated.append(
             _requests(config, placement, list(simulate(config, placement, source, cost)))
         )
-        steps += slowed_of(timed_of(logs[name]), shared_processors(roles, host=True))
-    return Found(calibration, steps, pd.concat(live), pd.concat(simulated))
+    return Found(calibration, means, steps, pd.concat(live), pd.concat(simulated))
 
 
 def _requests(config: Config, placement: str, records: Sequence[Record]) -> pd.DataFrame:
@@ -204,6 +210,8 @@ def _step_rows(placement: str, found: Found, shape: Shape) -> Iterator[Row]:
     noise = (steps.alone / median - 1)[often]
     of_shape = (shapes.foretold.mean() / shapes.alone.median() - 1)[shapes.size() >= OFTEN]
     yield Row(f"{placement}: steps", len(steps), "")
+    drift = 100 * float(np.std(found.loads, ddof=1))
+    yield Row(f"{placement}: drift of the machine between loads, standard deviation", drift, "%")
     yield Row(f"{placement}: noise of a step's time", 100 * noise.abs().mean(), "%")
     yield Row(f"{placement}: a step's time, mean absolute error", steps.error.abs().mean(), "%")
     yield Row(f"{placement}: a step's time, signed error", steps.error.mean(), "%")
