@@ -7,9 +7,10 @@
 (.venv-aot/bin/python). Every named shape is compiled for every chip. For TPU the rows are the
 static schedule (see bench_kernels_tpu), with the goals of fewer bundles than the best of JAX's at
 every decode shape and at most 1.05 of the bytes that must be moved; for GPU what ptxas reports (see
-bench_kernels_gpu), with the goal of no spilled registers. Takes hours for everything on one core:
-choose with --chips and --match (--chips=v5e --match=decode_G takes some 8 minutes). Only rows with
-a goal are printed; the file has them all.
+bench_kernels_gpu), with the goal of no spilled registers. Takes an hour or more for
+everything on one core: choose with --chips and --match (--chips=v5e --match=decode_G takes about a
+minute, --match=decode five). Interrupted, it keeps what it has. Only rows with a goal are printed;
+the file has them all.
 
 --device runs on the accelerator that is here, in under 4 minutes (see bench_kernels_device).
 """

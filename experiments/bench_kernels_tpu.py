@@ -86,8 +86,8 @@ def _measure(
     chip: str, name: str, function: Callable[..., Any], args: Sequence[Any], work: Work
 ) -> Measured:
     compiled = aot_tpu.compile_on(chip, function, args)
-    # A batch whose tables are too large for scalar memory takes several calls of one kernel.
-    (schedule,) = aot_tpu.schedules(chip, compiled).values()
+    # Tables too large for scalar memory take several calls, which differ in their rows alone.
+    schedule = next(iter(aot_tpu.schedules(chip, compiled).values()))
     per_unit, way = aot_tpu.bundles(schedule, work)
     pages = [x for x in jax.tree.leaves(args) if _bytes(x) > MIB and x.ndim > 2]
     return Measured(
