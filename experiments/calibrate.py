@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from experiments.bench_common import JSON, Row, report
 from experiments.flags import run_with_config, setup_devices
-from pdjax.calibration import roofline_of
+from pdjax.calibration import VALUE_BYTES, roofline_of
 from pdjax.catalogue import Shape, shape_of
 from pdjax.core.config import Cache, Clock, Config, ConfigError, Pool, Role
 from pdjax.core.loop import serve
@@ -39,7 +39,6 @@ REPEATS = flags.DEFINE_integer("repeats", 3, "Rounds over all loads.")
 OUTPUTS = flags.DEFINE_integer("outputs", 8, "Tokens per request of a batch.")
 
 SHORTEST = 16  # tokens of a prompt
-VALUE_BYTES = {"float32": 4.0, "bfloat16": 2.0}
 
 
 def main(config: Config, workdir: Path) -> None:

@@ -32,7 +32,7 @@ from tqdm import tqdm
 from experiments.bench_common import JSON, Row, report
 from experiments.flags import run_with_config, setup_devices
 from pdjax.architecture import Architecture
-from pdjax.calibration import Calibration, Slowed, calibrate, error_of, slowed_of
+from pdjax.calibration import VALUE_BYTES, Calibration, Slowed, calibrate, error_of, slowed_of
 from pdjax.catalogue import Shape, shape_of
 from pdjax.core.config import Config, Link
 from pdjax.core.events import Record, read_jsonl, write_jsonl
@@ -49,7 +49,6 @@ from pdjax.workload import Source, make_source
 
 ROUNDS = flags.DEFINE_integer("rounds", 3, "Rounds over the loads.", 1)
 
-VALUE_BYTES = {"float32": 4.0, "bfloat16": 2.0}
 FITTED = {"slow": (0.7, 1.3), "fast": (1.3, 0.7)}
 """Loads that costs are fitted to: factors of the workload's rate and of its lengths."""
 FORETOLD = {"same": (1.0, 1.0)}

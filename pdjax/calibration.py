@@ -21,6 +21,8 @@ from pdjax.costs.roofline import Coefficients, Padding, Roofline, fit, roofline
 from pdjax.processors import Sharing, shared_processors
 from pdjax.programs.batch import chunk_buckets
 
+VALUE_BYTES = {"float32": 4.0, "bfloat16": 2.0}
+"""Of a weight, or of K or V, by `model.dtype`."""
 SLOWEST = 0.3
 """The least speed of two steps that run together that is looked for."""
 

@@ -1,20 +1,18 @@
 """A calibration of the tiny model: what is measured is fitted, held out, written and read back."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from statistics import fmean
 
 import pytest
+from experiment_process import run_experiment
 
 from pdjax.architecture import TINY
 from pdjax.catalogue import shape_of
 from pdjax.costs.batch import Batch
 from pdjax.costs.roofline import read_roofline
 
-REPO = Path(__file__).parent.parent
 # Roles of one placement with tp of their own, as a config file of a user would have it.
 CONFIG = """
 from pdjax.core.config import Config, Model, Role
@@ -26,17 +24,10 @@ def get_config():
 
 
 def calibrate(folder: Path, tp: int) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: programs of experiments/ share names of flags."""
     config = folder / "config.py"
     config.write_text(CONFIG % tp)
     arguments = [f"--config={config}", "--placement=split", f"--json={folder / 'out.json'}"]
-    return subprocess.run(
-        [sys.executable, "-m", "experiments.calibrate", *arguments, "--repeats=2", "--outputs=4"],
-        cwd=REPO,
-        env={**os.environ, "JAX_NUM_CPU_DEVICES": "2"},
-        capture_output=True,
-        text=True,
-    )
+    return run_experiment("calibrate", *arguments, "--repeats=2", "--outputs=4")
 
 
 @pytest.fixture(scope="module")

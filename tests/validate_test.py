@@ -1,29 +1,22 @@
 """The validation serves loads live, simulates those that it did not fit, and keeps its logs."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-REPO = Path(__file__).parent.parent
+from experiment_process import run_experiment
 
 
 def validate(folder: Path) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: programs of experiments/ share names of flags."""
-    overrides = ["workload.requests=6", "workload.arrivals.rate=100"]
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "experiments.validate", "--config=configs/tiny.py"),
-            *(f"--config.{override}" for override in overrides),
-            *("--rounds=1", f"--workdir={folder}", f"--json={folder / 'out.json'}"),
-        ],
-        cwd=REPO,
-        env={**os.environ, "JAX_NUM_CPU_DEVICES": "2"},
-        capture_output=True,
-        text=True,
+    return run_experiment(
+        "validate",
+        "--config=configs/tiny.py",
+        "--config.workload.requests=6",
+        "--config.workload.arrivals.rate=100",
+        "--rounds=1",
+        f"--workdir={folder}",
+        f"--json={folder / 'out.json'}",
     )
 
 
